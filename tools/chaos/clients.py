@@ -1,4 +1,4 @@
-"""Applications that use a cluster while it is broken, and write down what they are told.
+"""Applications that use a cluster while it is broken, and write down the answers they get.
 
 Native producers and consumers share the event loop of the harness; official ones are processes (official.py),
 which are started again when they die, or when they have been silent for long although there is something to receive.

@@ -44,7 +44,7 @@ FETCHED_MAX: Final = 20
 VISIT_SECONDS: Final = (15.0, 90.0)
 PERMITS: Final = 8  # messages and bytes that a native consumer has room for
 PERMITTED_BYTES: Final = 4096
-VISITOR: Final = SubscriptionName("visitor")  # a subscription that nobody judges: it is sought, and removed
+VISITOR: Final = SubscriptionName("visitor")  # a subscription that no checker judges: it is sought, and removed
 GUESSES: Final = 0.15  # so many requests go to any node, whether it has the topic or not
 THINKS_SECONDS: Final = (0.5, 8.0)  # a consumer that holds messages before it answers, at most
 POISON: Final = "!"  # a text that ends so is refused by subscriptions that have a dead-letter policy
@@ -126,7 +126,7 @@ class Clients:
             return answer
 
     async def _again(self, node: Node, request: Coroutine[Any, Any, Any]) -> None:
-        """The same request once more; nobody hears what becomes of it."""
+        """The same request once more; its outcome is dropped."""
         with contextlib.suppress(DanubeError, ProcessDied):
             await node.call(request)
 
@@ -183,7 +183,7 @@ class Clients:
             await self.between()
 
     async def send(self, topic: TopicName, name: str, text: str) -> None:
-        """Until it is answered. Many who never wait longer would keep a slow disk busy with their copies for ever."""
+        """Until it is answered. Many clients without backoff would keep a slow disk busy with their copies."""
         self.sent(topic, [text])
         patience = 0.125
         while self.working:
@@ -248,7 +248,7 @@ class Clients:
             at[label] = found + 1
 
     async def visit(self, topic: TopicName) -> None:
-        """Now and then somebody with a subscription of his own, who goes where he likes, looks around, and leaves."""
+        """Now and then a consumer with a subscription of its own, which seeks anywhere, reads a little, and leaves."""
         while self.working:
             await self.pause(*VISIT_SECONDS)
             if self.quiet:
@@ -299,7 +299,7 @@ class Clients:
             await topic.unsubscribe(VISITOR)
 
     def _look_at(self, subscription: Subscription, identity: ConsumerId, offset: int) -> None:
-        """A message that was received: the visitor needs it for longer, if it is his still."""
+        """A message that was received: the visitor asks for more time, if it still holds it."""
         held = subscription.still_held(identity, [(offset, offset + 1)])
         assert len(held) <= subscription.held_by(identity)
         with contextlib.suppress(DanubeError):

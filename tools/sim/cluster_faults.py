@@ -46,7 +46,7 @@ LATE_AFTER_SECONDS: Final = 25.0  # there is something to move by then, and it i
 BOOT_SECONDS_MAX: Final = 60.0
 DEAD_LETTERS: Final = TopicName("/default/dead")
 REDELIVERIES: Final = 2
-RUSH: Final = 24  # messages that clients send at once, where a fault has them
+RUSH: Final = 24  # messages that clients send together, where a fault has them
 
 
 class Planned(NamedTuple):
@@ -181,7 +181,8 @@ class Breaking:
             await self.activate(node)
 
     async def slow_start(self, node: Node, dice: Random) -> None:
-        """It is killed and started at once, and stands still in the middle of its start, until others have its topics.
+        """It is killed and started immediately, and stands still in the middle of its start, until others have its
+        topics.
 
         Or each of its calls takes so long that the start does.
         """
@@ -196,7 +197,9 @@ class Breaking:
         await self.boot(node)
 
     async def slow_takeover(self, node: Node, dice: Random) -> None:
-        """It is killed, or its lease forgotten, and whoever gets its topics is slow, or stands still, in a claim."""
+        """It is killed, or its lease forgotten, and the next owner of its topics is slow, or stands still, in a
+        claim.
+        """
         target = dice.choice(("transact owner", "transact owner", "list storage", "list topic"))
         what = dice.choice(("delay", "delay", "delay_behind", "pause", "pause_behind", "pause_behind"))
         is_long = what.startswith("pause")
@@ -208,7 +211,7 @@ class Breaking:
             await self.lease_expiry(node, dice)
 
     async def late_move(self, node: Node, dice: Random) -> None:
-        """A topic moves, and what it writes of its history comes late, when somebody else may be about to write."""
+        """A topic moves, and what it writes of its history comes late, when another owner may be about to write."""
         if node.broker is None or not node.alive:
             return
         shots, seconds = dice.randint(1, 3), dice.uniform(1.5, 7.0)
@@ -218,7 +221,7 @@ class Breaking:
 
     async def late_claim(self, node: Node, dice: Random) -> None:
         """The lease of an owner is forgotten and it does not hear of that: it takes messages, and reserves offsets for
-        them, while whoever gets its topics has looked at them and not yet claimed.
+        them, while the next owner has looked at its topics and not yet claimed.
         """
         topic = dice.choice(self.topics[:4])
         host = self.town.any_host(topic)
@@ -226,7 +229,7 @@ class Breaking:
             return
         for target, shots in (("renew", 6), ("get registration", 2)):
             self._arm(Aim(target, 1, "fail", shots=shots, node=host.number))
-        # Not so long that the leader gives the topic to somebody else, which refuses the claim anyway.
+        # Not so long that the leader gives the topic to another broker, which refuses the claim anyway.
         leading.CLAIM_SECONDS = 3.0  # type: ignore[misc]
         late = Aim("transact owner", 1, "delay", dice.uniform(1.5, 2.7), shots=6)
         self._arm(late)
@@ -279,11 +282,11 @@ class Breaking:
         hand_over.UPLOAD_SECONDS = usual_seconds  # type: ignore[misc]
         await asyncio.sleep(pause)
         self._arm(Aim("object put", 1, "delay", 6.0, node=host.number))
-        if host.broker is not None and host.broker.cluster is not None:  # else it was killed meanwhile
+        if host.broker is not None and host.broker.cluster is not None:  # else it was killed in the meantime
             await self.town.unload(topic, asked=host)
 
     async def all_slow(self, node: Node, dice: Random) -> None:
-        """Every disk and the way to the metadata store, for everybody: what is quick elsewhere overlaps now."""
+        """Every disk and the way to the metadata store, for all brokers: what is quick elsewhere overlaps now."""
         nodes = list(self.town.living)
         for each in nodes:
             _faults(each).delays, _faults(each).delay_seconds_max = 1.0, 0.5
@@ -315,7 +318,7 @@ class Breaking:
     async def replace(self, node: Node) -> None:
         """It ended by itself, and its supervisor starts another."""
         if node.stopping is node.process:
-            return  # whoever stops it starts it
+            return  # the task that stops it starts it
         await self.stop(node)
         await self.boot(node)
 
@@ -350,7 +353,7 @@ class Breaking:
                     await node.boot()
             except (TimeoutError, ProcessDied, DanubeError) as error:
                 self.say(f"node {node.number} did not come up: {error}")
-                if node.boots == ours:  # else somebody else has started another since
+                if node.boots == ours:  # else another task has started it again since
                     node.kill_if_alive()
                 await asyncio.sleep(2.0)
             else:
@@ -364,10 +367,10 @@ class Breaking:
         if node.alive and node.broker is not None and node.broker.cluster is not None:
             await node.call(node.broker.cluster.requests.activate(node.broker.broker_id))
 
-    # --- away for longer than a lease, and nobody looks after it ----------------------------------------------
+    # --- away for longer than a lease, without an operator ----------------------------------------------------
 
     async def rolling_reboot(self, node: Node, dice: Random) -> None:
-        """One after the other, as on a patch day. Whoever is back is drained while others serve."""
+        """One after the other, as on a patch day. A broker that is back is drained while others serve."""
         for each in self.town.nodes:
             if each.broker is not None and each.alive and each.stopping is not each.process:
                 await self.stop(each)
@@ -440,7 +443,7 @@ class Breaking:
         await self._for_a_while(node, dice, node.metadata, "drop_every", dice.choice((1, 2, 5)))
 
     async def metadata_election(self, node: Node, dice: Random) -> None:
-        """The store has no leader for a while: nobody gets through."""
+        """The store has no leader for a while: no call gets through."""
         ports = [each.metadata for each in self.town.living]
         for port in ports:
             port.cut = True
@@ -463,7 +466,7 @@ class Breaking:
         await self._for_a_while(node, dice, node.objects, "away")
 
     async def objects_gone(self, node: Node, dice: Random) -> None:
-        """For everybody."""
+        """For all brokers."""
         ports = [each.objects for each in self.town.living]
         for port in ports:
             port.away = True
@@ -599,7 +602,7 @@ class Breaking:
                 node.process.run(cluster.rebalance_in_background, order)
 
     async def questions(self, node: Node, dice: Random) -> None:
-        """Somebody looks at everything there is to look at, and tries what changes nothing for others."""
+        """Calls every question there is, and every order that changes nothing for others."""
         if node.alive and node.broker is not None:
             await node.call(self._questions(node, node.broker, dice))
 
@@ -640,7 +643,7 @@ class Breaking:
             await requests.drained(broker.broker_id, self.topics, 1.0)
 
     async def _limits(self, broker: Broker, topic: TopicName, dice: Random) -> None:
-        """Such as hold nobody up for long, of the topics that everybody works on."""
+        """Limits that hold no client up for long, of the topics that the clients use."""
         found = broker.topics.get(topic)
         rate = dice.choice((0, 50, 1000))
         await broker.namespace_limits.set(NamespaceName("default"), {"max_subscription_dispatch_rate": rate})
@@ -672,7 +675,7 @@ class Breaking:
                 if (broker := node.broker) is not None:
                     await node.call(broker.topics.delete(self.topics[0]))
                     break
-            except TopicUnknown:  # the answer was lost, or somebody finished what was cut off
+            except TopicUnknown:  # the answer was lost, or another broker finished what was cut off
                 break
             except (DanubeError, ProcessDied):
                 pass

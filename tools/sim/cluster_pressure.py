@@ -79,18 +79,18 @@ class Pressure(NamedTuple):
     tier: TierConfig
     wal: WalConfig
     keeps_mb: int  # of the third topic; 0: everything
-    topics: int  # that nobody looks at, beside the others; 0 in nearly all seeds
+    topics: int  # without clients, next to the others; 0 in nearly all seeds
 
     @classmethod
     def of(cls, seed: int) -> Pressure:
         dice = Random(seed ^ 0x9E55)
         topics = dice.choice(MANY_TOPICS) if dice.random() < MANY_SHARE else 0
         limits = tuple(dice.choice(values) for _, _, values in LIMITS)
-        if topics:  # a start, and a takeover, take longer than a lease; but not for ever
+        if topics:  # a start, and a takeover, take longer than a lease; but not without end
             limits = tuple(
                 8 if name == "CLAIMS_MAX" else each for (_, name, _), each in zip(LIMITS, limits, strict=True)
             )
-        quick = dice.random() < 0.3  # what is sent is uploaded at once, and what nobody describes goes as soon
+        quick = dice.random() < 0.3  # what is sent is uploaded immediately, and garbage goes as soon
         tier = TierConfig(
             upload_seconds=10.0 if quick else 60.0,
             object_bytes=dice.choice((1500, 64 * 1024, 64 * 1024)),

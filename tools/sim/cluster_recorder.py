@@ -122,8 +122,8 @@ class Recorder:
         known[new.start_offset] = new
 
     def _moved_first(self, topic: TopicName, first: int) -> None:
-        """Nobody but retention moves where a topic begins. How long a rule is in force that was replaced, nobody says:
-        until its owner has looked again.
+        """Only retention moves where a topic begins. A rule that was replaced stays in force for an unknown time: until
+        its owner has looked again.
         """
         before, self._begins[topic] = self._begins.get(topic, 0), first
         if first <= before:
@@ -191,7 +191,7 @@ class Recorder:
         return life(topic, made[max(0, bisect_right(made, epoch) - 1)] if made else 0)
 
     def is_replaced(self, topic: TopicName, epoch: int) -> bool:
-        """Whether somebody has claimed the topic since."""
+        """Whether the topic was claimed again since."""
         return epoch < self._epochs.get(topic, 0)
 
     def _now(self) -> float:

@@ -1,10 +1,10 @@
-"""What many simulated clusters did together, and how one that failed is told: seed, schedule, a short history.
+"""What many simulated clusters did together, and how one that failed is reported: seed, schedule, a short history.
 
     totals.add(run_seed(7)); print(totals)
     print("\\n".join(report(outcome)))
 
-A failing run is made smaller before it is told: faults are left out one after the other as long as the same promise is
-still broken. What remains is what it takes.
+A failing run is made smaller before it is reported: faults are left out one after the other as long as the same promise
+is still broken. What remains is what it takes.
 """
 
 from __future__ import annotations

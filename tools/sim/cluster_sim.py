@@ -57,7 +57,7 @@ NON_RELIABLE: Final = 1
 FAULTS_FROM: Final = 12.0
 FAULTS_UNTIL: Final = 202.0
 TTL_SECONDS: Final = 16.0
-LIVENESS_SECONDS: Final = 200.0  # until everything is served again and nobody misses anything
+LIVENESS_SECONDS: Final = 200.0  # until everything is served again and no client misses anything
 DRAIN_SECONDS: Final = 60.0  # until everything that is served has been delivered
 PATIENCE_SECONDS: Final = 6.0  # a heartbeat, the longest wait for a redelivery, and a consumer that thinks
 SETTLED_POLL_SECONDS: Final = 2.0
@@ -174,7 +174,7 @@ def left_in(node: Node) -> Counter[str]:
 @contextlib.contextmanager
 def seldom_looks() -> Iterator[None]:
     """Where a broker looks every second whether it missed something, it looks every few seconds here, and so does a
-    client whose topic nobody serves.
+    client whose topic no broker serves.
 
     Most of those looks find nothing: without them a run is cheaper, and what does go wrong has more time to. And
     what is stored is compressed by what takes the least time for a few bytes.
@@ -377,7 +377,7 @@ class _Run:
             if topic == reliable[2] and self.pressure.keeps_mb and found is not None and found.reliable:
                 await breaking.retain(host, found, RetentionChange(mb=self.pressure.keeps_mb))
         if self.dice.random() < 0.25:
-            # Nobody else may have this one while its broker is away.
+            # No other broker may take this one while its owner is away.
             await self.town.metadata.transact([], [Put(keys.on_crash(reliable[-1]), b'"wait"')])
         for topic in [*reliable, *others]:
             for number in range(2):
@@ -443,7 +443,7 @@ class _Run:
         for node in self.town.nodes:
             while not node.alive or node.broker is None or node.stopping is node.process:
                 if node.alive:
-                    node.kill()  # it was just starting, or stopping, by somebody who is gone
+                    node.kill()  # it was just starting, or stopping, by a task that is gone
                 try:
                     await node.boot()
                 except (DanubeError, ProcessDied) as error:

@@ -46,7 +46,7 @@ _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
     (journal_redo, "_REDO_BYTES", (8 * 1024 * 1024, 600)),
     (reader, "_PIECE_BYTES_MIN", (64 * 1024, 300)),
 )
-SESSIONS_END: Final = 0.3  # of the histories: sessions that nobody uses for a moment end, and there may be few
+SESSIONS_END: Final = 0.3  # of the histories: sessions that are idle for a moment end, and there may be few
 _FILL_BYTES: Final = (2048, 2048, 512)
 # Where aimed faults go: everything, segments, journals, checkpoints, the ballast.
 _PLACES: Final = ("", "", "", ".wal", "journal/", "wal.ckpt", "BALLAST")

@@ -1,8 +1,8 @@
 """What the native servers of simulated brokers do for real clients, written down where it happens.
 
-A client knows what it was told; only the server's side knows which owner delivered a message, which acknowledgement was
-taken, and when an offset was given out. So the brokers of a run have servers that note it, and `RealClients` asks here
-what belongs to a message that an application has got.
+A client knows the answers it got; only the server's side knows which owner delivered a message, which acknowledgement
+was taken, and when an offset was given out. So the brokers of a run have servers that note it, and `RealClients` asks
+here what belongs to a message that an application has got.
 """
 
 from __future__ import annotations
