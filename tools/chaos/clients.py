@@ -309,10 +309,10 @@ class Clients:
                         recorder.add(Done(wanted.topic, wanted.name, offset, known, recorder.now()))
 
     def _epoch(self, delivery: ReceivedBatch) -> int:
-        link = delivery.lane.link
-        if link is None or delivery.generation != delivery.lane.machine.generation:
+        connection = delivery.lane.connection
+        if connection is None or delivery.generation != delivery.lane.machine.generation:
             return 0
-        return self._recorder.epoch_of(delivery.topic, self._numbers.get(link.url, 0))
+        return self._recorder.epoch_of(delivery.topic, self._numbers.get(connection.url, 0))
 
 
 # --- official ---------------------------------------------------------------------------------------------------

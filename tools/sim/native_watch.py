@@ -17,7 +17,7 @@ from pydanube.api.native.pump import Pump
 from pydanube.api.native.server import NativeServer
 from pydanube.broker.outbox import DeliveredBatch
 from pydanube.broker.service import Broker
-from pydanube.client.partition_consumer import ConsumerLane
+from pydanube.client.partition_consumer import PartitionConsumer
 from pydanube.testing.checkers import ANSWER_SECONDS
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.history import Done, History, Nacked, Subscribed, life
@@ -63,10 +63,10 @@ class NativeWatch:
 
     # --- what clients ask -----------------------------------------------------------------------------------
 
-    def sight(self, lane: ConsumerLane, offset: int) -> Sight:
+    def sight(self, lane: PartitionConsumer, offset: int) -> Sight:
         """What is known of a message that the application has just got from this lane."""
-        assert lane.link is not None, "what comes from a connection that is gone is not handed over"
-        place = str(lane.link._transport.get_extra_info("name")), lane.handle  # type: ignore[union-attr]
+        assert lane.connection is not None, "what comes from a connection that is gone is not handed over"
+        place = str(lane.connection._transport.get_extra_info("name")), lane.handle  # type: ignore[union-attr]
         found = self._sights.get((*place, offset))
         return found or self._sights[*place, VOLATILE]
 

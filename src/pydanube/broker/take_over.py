@@ -64,8 +64,8 @@ class Take(Enum):
     """Whose topic a claim may take."""
 
     OWN = "own"  # what the store says is this broker's, and nothing else
-    NOBODYS = "nobody's"  # what was released, or never had an owner
-    ANYBODYS = "anybody's"  # also what another broker owns: it was declared dead, or there is none
+    UNOWNED = "unowned"  # what was released, or never had an owner
+    ANY = "any"  # also what another broker owns: it was declared dead, or there is none
 
 
 class DeletionCutOff(Exception):
@@ -97,7 +97,7 @@ class Opener:
         marker_revision: int | None = None,
         *,
         session: int | None = None,
-        take: Take = Take.ANYBODYS,
+        take: Take = Take.ANY,
         is_awaited: Callable[[], bool] = lambda: False,
     ) -> AnyTopic:
         """Claims the topic and opens it. Raises Conflict if owner or marker is not what it was, if the topic is not
@@ -307,10 +307,10 @@ class Opener:
         )
 
     def _may_take(self, owner: Owner | None, take: Take) -> bool:
-        is_nobodys = owner is None or owner.released or owner.deleted
+        is_unowned = owner is None or owner.released or owner.deleted
         if take is Take.OWN:
-            return owner is not None and not is_nobodys and owner.broker_id == self._rooms.broker_id
-        return is_nobodys or take is Take.ANYBODYS
+            return owner is not None and not is_unowned and owner.broker_id == self._rooms.broker_id
+        return is_unowned or take is Take.ANY
 
     def _settled(self, name: TopicName, seen: Claimable) -> Claimable:
         """If this process owns the topic by a claim that came to nothing, it has given out nothing: it begins where
@@ -360,4 +360,4 @@ class Opener:
 
 
 async def _not_ours(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
-    raise AssertionError("nobody writes before the claim")
+    raise AssertionError("nothing is written before the claim")

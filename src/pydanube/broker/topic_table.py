@@ -81,7 +81,7 @@ class TopicTable:
         self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()  # held or waited for
         self._closing: str = ""
         self._arrived = asyncio.Event()  # set, and replaced, whenever a topic was claimed and is open
-        self._losses = 0  # how often everything was lost: what was begun before counts for nothing
+        self._losses = 0  # how often all topics were lost: a claim that began before such a loss is undone
         self._doubting: dict[AnyTopic, asyncio.Task[None]] = {}  # open, and perhaps another broker's
         self._doubted: dict[AnyTopic, None] = {}  # of them, those of which the store did not say whose they are
         self._awaited: Counter[TopicName] = Counter()  # topics on their way, and how many requests wait for each
@@ -106,7 +106,7 @@ class TopicTable:
     async def require(self, name: TopicName) -> AnyTopic:
         """The topic, loaded if it exists. Raises TopicUnknown.
 
-        Who asks for one that is on its way here waits for it: a client that follows a topic is here before it is.
+        A request for one that is on its way here waits for it: a client that follows a move arrives before the topic.
         """
         topic = self._open.get(name) or await self._arrival(name)
         if topic is not None:
@@ -137,7 +137,7 @@ class TopicTable:
             self._awaited += Counter()  # forgets those at zero
 
     def find_consumer(self, consumer: ConsumerId) -> tuple[AnyTopic, AnySubscription] | None:
-        """Who has this consumer registered, connected or not."""
+        """The subscription where this consumer is registered, connected or not."""
         for topic in self._open.values():
             for subscription in topic.subscriptions.values():
                 if subscription.knows(consumer):
@@ -173,7 +173,7 @@ class TopicTable:
             topic = self._open.get(name)
             if topic is None:
                 # Alone, everything is ours. In a cluster, what another broker has is given by its leader or not at all.
-                take = Take.ANYBODYS if self.directory is None else Take.OWN
+                take = Take.ANY if self.directory is None else Take.OWN
                 topic = await self._take(name, session=session, take=take)
             return topic
 
@@ -199,7 +199,7 @@ class TopicTable:
         """Opens a topic that the cluster assigned to this broker: see `TopicHost`."""
         if self.directory is not None and self.directory.is_stopping:
             raise NotServed(topic, "this broker is shutting down")
-        from_anybody = owner_revision is not None or marker.reason == BROKER_LOST
+        from_any_owner = owner_revision is not None or marker.reason == BROKER_LOST
         session = self.session
         async with self.lock(topic):
             if topic in self._open:
@@ -209,7 +209,7 @@ class TopicTable:
                 owner_revision,
                 marker_revision,
                 session=session,
-                take=Take.ANYBODYS if from_anybody else Take.NOBODYS,
+                take=Take.ANY if from_any_owner else Take.UNOWNED,
             )
             self._arrived.set()
             self._arrived = asyncio.Event()

@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from pydanube.client.brokers import Brokers
-from pydanube.client.connection import Link
+from pydanube.client.connection import BrokerConnection
 from pydanube.client.messages import OFFSET, Lag, Located, Place, StorageInfo, TopicInfo, place_of, with_offsets
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
@@ -85,25 +85,27 @@ class NativeAdmin:
         asked = command.WhichOneof("kind") or "a request"
 
         async def attempt() -> frames.Frame:
-            return await self._ask(await self._link(topic), topic, command, kind)
+            return await self._ask(await self._connection(topic), topic, command, kind)
 
         seconds = self.timeout if timeout is None else timeout
         return await self._brokers.retry_until(f"{asked} {topic or ''}".strip(), seconds, attempt)
 
-    async def _link(self, topic: str | None) -> Link:
+    async def _connection(self, topic: str | None) -> BrokerConnection:
         if topic is None:
             return await self._brokers.any()
         return await self._brokers.owner_or_any(topic)
 
-    async def _ask(self, link: Link, topic: str | None, command: pb.Command, kind: str) -> frames.Frame:
+    async def _ask(
+        self, connection: BrokerConnection, topic: str | None, command: pb.Command, kind: str
+    ) -> frames.Frame:
         """A broker that could not answer, or to which a stale route led, is not the first to be asked again."""
         try:
-            return await link.request(command, kind)
+            return await connection.request(command, kind)
         except Unavailable as error:
             if topic is None:
-                self._brokers.deprioritize(link.url)
+                self._brokers.deprioritize(connection.url)
             elif isinstance(error, NotServed):
-                self._brokers.bad_route(link)
+                self._brokers.bad_route(connection)
             raise
 
     async def call_once(self, topic: str, command: pb.Command, timeout: float | None, done: type[Refused]) -> None:
@@ -112,9 +114,9 @@ class NativeAdmin:
 
         async def attempt() -> None:
             nonlocal lost
-            link = await self._link(topic)
+            connection = await self._connection(topic)
             try:
-                await self._ask(link, topic, command, "done")
+                await self._ask(connection, topic, command, "done")
             except Unreachable:
                 lost = True
                 raise
@@ -174,8 +176,8 @@ class NativeAdmin:
 
     async def swap_objects(self, topic: str, old: Sequence[str], new: Descriptor) -> None:
         request = pb.SwapObjects(topic=TopicName(topic), old=old, descriptor=new.to_bytes())
-        link = await self._link(topic)
-        await link.request(pb.Command(swap_objects=request), "done")
+        connection = await self._connection(topic)
+        await connection.request(pb.Command(swap_objects=request), "done")
 
     async def list_topics(self, namespace: str | None, timeout: float | None) -> list[str]:
         found: list[str] = []

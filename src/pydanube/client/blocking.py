@@ -39,7 +39,7 @@ from pydanube.client.messages import (
     Statistics,
     TopicInfo,
 )
-from pydanube.client.partition_producer import ProducerLane
+from pydanube.client.partition_producer import PartitionProducer
 from pydanube.client.producer import Payload, Prepared
 from pydanube.client.thread import LoopThread
 from pydanube.client.working import Handled, stopped_by_sigterm
@@ -287,7 +287,7 @@ class Producer:
         return self._producer.buffered_bytes + self._handed_bytes
 
     def _take(
-        self, lane: ProducerLane, payload: bytes, key: str | None, attributes: Mapping[str, str] | None, size: int
+        self, lane: PartitionProducer, payload: bytes, key: str | None, attributes: Mapping[str, str] | None, size: int
     ) -> None:
         try:
             self._producer.take(lane, payload, key, attributes, size)

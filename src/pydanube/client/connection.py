@@ -1,10 +1,10 @@
 """One connection to one broker: the protocol's session (wire/session.py) with a socket.
 
-    Link.ask(command) ──► Session ──► broker ──► Session ──► the callback of the request
-                                                    └──────► Deliver, Moved, Error: the lane that has the handle
+    ask(command) ──► Session ──► broker ──► Session ──► the callback of the request
+                                               └──────► Deliver, Moved, Error: the lane that has the handle
 
-A link ends once, with one error, and is never used again: everything that waited for an answer gets that error, and
-every lane is notified. Opening the next link, and what is sent on it again, is up to the lanes.
+A connection ends once, with one error, and is never used again: everything that waited for an answer gets that error,
+and every lane is notified. Opening the next connection, and what is sent on it again, is up to the lanes.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def tls_refusal(url: str, error: ssl.SSLError) -> DanubeError:
 
 
 class Attached(Protocol):
-    """A producer or consumer of one topic, as its link knows it. The methods never wait."""
+    """A producer or consumer of one topic, as its connection knows it. The methods never wait."""
 
     topic: str
 
-    def ended(self, link: Link, error: DanubeError) -> None:
-        """Its handle on `link` is not valid any more. A NotServed may say which broker has the topic now."""
+    def ended(self, connection: BrokerConnection, error: DanubeError) -> None:
+        """Its handle on `connection` is not valid any more. A NotServed may say which broker has the topic now."""
 
-    def leave(self, link: Link) -> None:
+    def leave(self, connection: BrokerConnection) -> None:
         """The broker is going away; what was asked is still answered."""
 
 
@@ -71,7 +71,7 @@ class Receiving(Attached, Protocol):
     def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int, taken: int) -> None: ...
 
 
-class Link(asyncio.Protocol):
+class BrokerConnection(asyncio.Protocol):
     """Made by `loop.create_connection`; usable when `welcome` is done."""
 
     def __init__(self, url: str, token: str = "") -> None:
@@ -159,7 +159,7 @@ class Link(asyncio.Protocol):
             self._write()
 
     def _write(self) -> None:
-        """Writes what the session has to say, and ends the link when the session has ended."""
+        """Writes what the session has to say, and ends the connection when the session has ended."""
         session = self._session
         if self._transport is not None:
             buffers = session.to_send(self._loop.time())

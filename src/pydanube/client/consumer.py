@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 from pydanube.client.brokers import Brokers, with_deadline
 from pydanube.client.inbox import Inbox
 from pydanube.client.messages import Message, MessageBatch, Place, ReceivedBatch
-from pydanube.client.partition_consumer import ConsumerLane, ConsumerSettings
+from pydanube.client.partition_consumer import ConsumerSettings, PartitionConsumer
 from pydanube.client.working import Handled, Handler, HandlerWork
 from pydanube.core.consuming.values import Closing, Hungered
 from pydanube.errors import ClientClosed, ConsumerStopped, DanubeError, DeadlineExceeded, NeverOpened
@@ -62,7 +62,7 @@ class Consumer:
         self._settings = settings
         self._partitions = partitions
         self._timeout = timeout
-        self._lanes: list[ConsumerLane] = []
+        self._lanes: list[PartitionConsumer] = []
         self._inbox = Inbox()
         self._current: deque[Message] = deque()  # of the delivery that is in hand
         self._is_stopped = False
@@ -93,7 +93,7 @@ class Consumer:
                 window_bytes=max(1, settings.window_bytes // share),
             )
         self._is_stopped = False
-        lanes = [ConsumerLane(self._brokers, topic, settings, self._inbox) for topic in topics]
+        lanes = [PartitionConsumer(self._brokers, topic, settings, self._inbox) for topic in topics]
         opening = [asyncio.ensure_future(lane.open(self._timeout)) for lane in lanes]
         try:
             await asyncio.gather(*opening)

@@ -1,4 +1,4 @@
-"""What came for a consumer and its application has not got: deliveries in line, and the one that is in hand.
+"""What a consumer received and its application has not taken: queued deliveries, and the one in hand.
 
     lane ─► put ─► line ─► next ─► in hand ─► the application, message by message, perhaps in another thread
                      └───────────────┴── take_back, drop: what a lane does not want to be handed over
@@ -17,7 +17,7 @@ from pydanube.core.consuming.values import Dropped, Emptied, TakingBegan, Took
 from pydanube.core.dispatch.ranges import OffsetRanges
 
 if TYPE_CHECKING:
-    from pydanube.client.partition_consumer import ConsumerLane
+    from pydanube.client.partition_consumer import PartitionConsumer
 
 
 class Inbox:
@@ -69,14 +69,14 @@ class Inbox:
         self._line.append(delivery)
         self.arrived.set()
 
-    def account(self, lane: ConsumerLane) -> None:
+    def account(self, lane: PartitionConsumer) -> None:
         """Reports to the lane how much the application has by now."""
         delivery = self._in_hand
         if delivery is not None and delivery.lane is lane:
             self.is_telling = False
             lane.feed(Took(delivery, delivery.count - len(self._taking)))
 
-    def take_back(self, lane: ConsumerLane, wanted: OffsetRanges, *, copies: bool) -> OffsetRanges:
+    def take_back(self, lane: PartitionConsumer, wanted: OffsetRanges, *, copies: bool) -> OffsetRanges:
         """Does not hand over these (`copies`: if they came before); returns which had not been."""
         self.account(lane)
         found = OffsetRanges()
@@ -114,7 +114,7 @@ class Inbox:
             delivery.lane.feed(Emptied(delivery))
         return found
 
-    def drop(self, lane: ConsumerLane) -> None:
+    def drop(self, lane: PartitionConsumer) -> None:
         """Drops what the lane has queued: it is delivered again, or not wanted any more."""
         for delivery in [each for each in self._line if each.lane is lane]:
             self._line.remove(delivery)

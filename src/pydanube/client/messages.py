@@ -17,7 +17,7 @@ from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.convert import ASKED_BY_HEADER, START_HEADER
 
 if TYPE_CHECKING:
-    from pydanube.client.partition_consumer import ConsumerLane
+    from pydanube.client.partition_consumer import PartitionConsumer
 
 Durability: TypeAlias = Literal["memory", "os", "fsync"]
 Place: TypeAlias = Literal["earliest", "latest"] | int | datetime
@@ -68,7 +68,7 @@ class ReceivedBatch(Arrival):
 
     def __init__(
         self,
-        lane: ConsumerLane,
+        lane: PartitionConsumer,
         batch: Batch,
         ranges: Sequence[tuple[int, int]],
         attempt: int,
@@ -120,7 +120,7 @@ class MessageView:
         self.payload = payload
 
     @property
-    def lane(self) -> ConsumerLane:
+    def lane(self) -> PartitionConsumer:
         """Where it came from. For facades."""
         return self._delivery.lane
 

@@ -65,7 +65,7 @@ class OpenBatch(Parcel):
         )
 
     def forget_columns(self) -> None:
-        """The batch has them."""
+        """Frees the columns: the encoded batch has them."""
         self.payloads = []
         self.keys = self.attributes = None
 

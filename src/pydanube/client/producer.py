@@ -21,13 +21,13 @@ from typing import Any, Final, Self, TypeAlias
 from pydanube.client.brokers import Brokers, with_deadline
 from pydanube.client.messages import Receipt, messages_of
 from pydanube.client.open_batch import MESSAGE_OVERHEAD_BYTES, ProducerSettings
-from pydanube.client.partition_producer import ProducerLane
+from pydanube.client.partition_producer import PartitionProducer
 from pydanube.core.names import partition_of_key
 from pydanube.errors import BufferFull, ClientClosed, DanubeError, DeadlineExceeded, MessageTooLarge, NeverOpened
 
 Payload: TypeAlias = bytes | bytearray | memoryview
-# Lane, payload, key, attributes, and how much of the buffer it takes.
-Prepared: TypeAlias = tuple[ProducerLane, bytes, str | None, Mapping[str, str] | None, int]
+# The lane, payload, key, attributes, and how much of the buffer it takes.
+Prepared: TypeAlias = tuple[PartitionProducer, bytes, str | None, Mapping[str, str] | None, int]
 
 # One message fits into a batch, with its key and attributes.
 PAYLOAD_SIZE_MAX_BYTES: Final = 60 * 1024 * 1024
@@ -67,8 +67,8 @@ class Producer:
         self._buffered_bytes = 0
         self._room: deque[tuple[int, asyncio.Future[None]]] = deque()  # who waits for buffer space, by time of arrival
         self._arrivals = 0
-        self._lanes: list[ProducerLane] = []
-        self._only: ProducerLane | None = None  # of a topic without partitions
+        self._lanes: list[PartitionProducer] = []
+        self._only: PartitionProducer | None = None  # of a topic without partitions
         self._turn = 0
         self._is_open = False
         self._was_opened = False
@@ -87,7 +87,7 @@ class Producer:
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
         topics = await self._partitions()
-        lanes = [ProducerLane(self._brokers, topic, self._settings, self._released) for topic in topics]
+        lanes = [PartitionProducer(self._brokers, topic, self._settings, self._released) for topic in topics]
         opening = [asyncio.ensure_future(lane.open(self._settings.timeout)) for lane in lanes]
         try:
             await asyncio.gather(*opening)
@@ -146,7 +146,7 @@ class Producer:
             if not waiter.done():
                 waiter.set_exception(closed)
 
-    async def _close_quietly(self, lane: ProducerLane) -> None:
+    async def _close_quietly(self, lane: PartitionProducer) -> None:
         with suppress(DanubeError):  # the broker is gone: it closes by itself
             await lane.close()
 
@@ -273,7 +273,7 @@ class Producer:
 
     def take(
         self,
-        lane: ProducerLane,
+        lane: PartitionProducer,
         payload: bytes,
         key: str | None,
         attributes: Mapping[str, str] | None,
@@ -308,7 +308,7 @@ class Producer:
 
     # --- inside -------------------------------------------------------------------------------------
 
-    def _lane_for(self, key: str | None) -> ProducerLane:
+    def _lane_for(self, key: str | None) -> PartitionProducer:
         """As every Danube client chooses: by the key's hash, or in turn."""
         self._check_open()
         if key is not None:

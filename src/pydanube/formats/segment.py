@@ -95,7 +95,7 @@ def file_name(first_offset: int, segment_id: int) -> str:
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
     snapshot = header.snapshot
-    assert len(snapshot) <= SNAPSHOT_LENGTH_MAX, "nobody could read it"
+    assert len(snapshot) <= SNAPSHOT_LENGTH_MAX, "recovery could not read it"
     total = SEGMENT_HEADER_SIZE + len(snapshot) + pad(len(snapshot))
     fields = (SEGMENT_MAGIC, total, len(snapshot), *header[:-1])
     crc = crc32c(snapshot, crc32c(_SEGMENT.pack(*fields, 0)[:-4]))
