@@ -24,8 +24,9 @@ class Reservation:
     `need` is called with every publish and never waits; the log holds back what lies beyond until the store has
     confirmed more. A store that does not answer is asked again: publishes wait, nothing is lost.
 
-        extend: lock ─► store the larger end ─► confirmed ─► the log may give out more ─► unlock
-        rest:   lock ─► the log gives out nothing beyond its head ─► group in flight decided ─► store the head ─► unlock
+        extend:  lock ─► store the larger end ─► confirmed ─► the log may give out more ─► unlock
+        release: lock ─► the log gives out nothing beyond its head ─► group in flight decided ─► store the head ─►
+        unlock
 
     Invariant, at every await: the log's reserved end is not above `confirmed_end`, nor is that above what the store has
     (or the log's head is its reserved end, and it gives out nothing). So the log's end grows after the store's and
@@ -50,7 +51,7 @@ class Reservation:
         self._allow(max(self.confirmed_end, topic_log.head))
 
     def need(self, rows: int) -> None:
-        """So many more offsets are about to be asked for."""
+        """A publish is about to use so many more offsets."""
         topic_log = self._log
         self._needed_end = max(self._needed_end, topic_log.head) + rows
         end = topic_log.reserved_end or 0
@@ -80,8 +81,8 @@ class Reservation:
         self._log.reserve(end)
 
     async def _store(self, end: int) -> None:
-        """Replaces the stored value, and no other than the one we know: a write of ours whose answer was lost may come
-        late, and must not put an older end behind a newer one. Only with `_storing`.
+        """Replaces the stored value, and only if it is the one known here: a write of ours whose answer was lost may
+        come late, and must not replace a newer end by an older one. Only with `_storing`.
         """
         key = keys.reserve(self._ownership.topic)
         self.confirmed_end = min(self.confirmed_end, end)  # it may be done and not answered

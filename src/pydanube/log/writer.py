@@ -135,6 +135,6 @@ class GroupWriter:
         segment = each.segment
         self._context.answer(effect.answers)
         await self._space.disk_is_full(effect.error)
-        with contextlib.suppress(DiskFull):  # or no descriptor: what stands there is overwritten all the same
+        with contextlib.suppress(DiskFull):  # or without a descriptor: what stands there is overwritten in any case
             await self._context.disk.truncate(segment.path, segment.copied)  # the journal has what is behind it
         segment.filled = segment.zeroed = segment.copied

@@ -25,8 +25,8 @@ dead: a call that was going on, or comes later, never returns and changes nothin
                         taken them all, so a call that must open something gets EMFILE
 
 A rate meets a call site in proportion to how often it is called, so those that matter once in a life are met next to
-never. Therefore one call may also be aimed at: `Aim("rename", 3, "lost")` makes the third rename, and tells its caller
-that it failed. Whatever the program calls, every such call can be hit by everything that `MEETS` names for it.
+never. Therefore one call may also be aimed at: `DiskAim("rename", 3, "lost")` makes the third rename, and tells its
+caller that it failed. Whatever the program calls, every such call can be hit by everything that `MEETS` names for it.
 
 Disks differ: files may be `sparse` (holes take no room), overwriting and cutting may need room
 (`overwrites_need_room`, as in file systems that copy on write), and so may names (`names_need_room`).

@@ -1,6 +1,6 @@
 """The message path over gRPC: what every official client of the reference calls on the client port.
 
-Each class answers one service of package `danube`; `rpc.py` turns what they raise into a status. A message may have
+Each class answers one service of package `danube`; `adapter.py` turns what they raise into a status. A message may have
 at most MESSAGE_SIZE_MAX_BYTES, all its fields counted: an official consumer receives no more than 4 MiB per message, so
 a larger one could be published and never be delivered. The namespace's `max_message_size` may be lower.
 """

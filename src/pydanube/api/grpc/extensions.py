@@ -1,7 +1,7 @@
 """`pydanube.admin.v1`: what the reference has no call for. Explain, lag, seek, peek, heartbeat.
 
-What concerns history (storage, retention) is in `grpc_storage.py`, what concerns moves in `grpc_moves.py`, limits and
-failure policies are in `grpc_policies.py`.
+What concerns history (storage, retention) is in `storage.py`, what concerns moves in `moves.py`; limits and failure
+policies are in `policies.py`.
 """
 
 from __future__ import annotations

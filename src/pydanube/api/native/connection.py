@@ -170,7 +170,7 @@ class NativeConnection(asyncio.Protocol):
         address = f"{place[0]}:{place[1]}" if isinstance(place, tuple) and len(place) > 1 else ""
         return Caller(address, self.session.client, "native", self.broker.clock.time_us())
 
-    # --- saying things ------------------------------------------------------------------------------
+    # --- sending ------------------------------------------------------------------------------------
 
     def send(self, command: pb.Command, *body: Buffer) -> None:
         """What the peer did not ask for."""
@@ -256,7 +256,7 @@ class NativeConnection(asyncio.Protocol):
                 self.session.resume_reading(self.elapsed())
                 self._transport.resume_reading()
 
-    # --- hearing things -----------------------------------------------------------------------------
+    # --- receiving ----------------------------------------------------------------------------------
 
     def _handle(self, frame: frames.Frame) -> None:
         kind, command = frame.kind, frame.command

@@ -34,7 +34,7 @@ class HandleTable:
         return self._newest
 
     def producer(self, handle: int) -> ProducerHandle | None:
-        """None for one that has ended: its topic closed a moment ago, and the peer will hear of it."""
+        """None for one that has ended: its topic closed a moment ago, and a message to the peer is under way."""
         self._check_handle("producer", handle)
         return self.producers.get(handle)
 
@@ -76,7 +76,7 @@ class HandleTable:
             topic.closed.watch(self._watched[topic])
 
     def unwatch(self, topic: AnyTopic) -> None:
-        """The peer has heard everything of this topic that it will, unless another of its handles is of it."""
+        """Watches the topic no longer, unless another handle of the peer is of it."""
         handles: list[ProducerHandle | ConsumerHandle] = [*self.producers.values(), *self.consumers.values()]
         if topic in self._watched and not any(each.topic is topic for each in handles):
             topic.closed.forget(self._watched.pop(topic))

@@ -114,7 +114,9 @@ class ProducerHandle:
             await self._idle.wait()
 
     def refused(self, first_sequence: int, error: BaseException) -> bool:
-        """Nothing behind a refused batch may pass. False: the peer jumped, so it does not know what it is doing."""
+        """Nothing behind a refused batch may pass. False: the peer skipped sequences, a mistake that ends the
+        connection.
+        """
         jumped = isinstance(error, OutOfSequence) and self.hole is None
         if self.session and (self.hole is None or first_sequence < self.hole):
             self.hole = first_sequence
@@ -215,7 +217,7 @@ class ConsumerHandle:
 
     def stretched(self, item: DeliveredBatch, parts: list[DeliveredBatch]) -> None:
         """It goes out in parts, which are longer together: the subscription took less from the permits than the peer
-        will, so the difference comes off what it has not been told of yet.
+        will, so the difference comes off what was not passed on to it yet.
         """
         more_bytes = sum(part.batch.header.size_bytes for part in parts) - item.batch.header.size_bytes
         self._unlent_bytes -= more_bytes
@@ -356,5 +358,5 @@ def fetched(batches: list[Batch], start: int, frame_size_max: int) -> list[Batch
 def failed(error: DanubeError) -> asyncio.Future[Any]:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     future.set_exception(error)
-    future.exception()  # it counts as heard: a connection that is lost leaves it unanswered
+    future.exception()  # retrieved: a connection that is lost leaves it unanswered
     return future

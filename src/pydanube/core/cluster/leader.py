@@ -3,7 +3,7 @@
     world ─► Leading.step ─► Declare    a broker that is gone: its session is dead
                              Abandon    the topics of a dead session lose their owner
                              Direct     a topic without owner gets a target, or another one
-                             Start      a drain or a rebalancing moves a topic
+                             StartMove  a drain or a rebalancing moves a topic
                              Remove     a failed move is forgotten
                              FinishDrain
                              NoBroker   topics that no broker can be given: for the log

@@ -147,9 +147,7 @@ class ConsumerQueues:
             self._context.effects.append(Recall(window.consumer, merged[at : at + RECALL_RANGES_MAX], window.taken))
 
     def next_look(self) -> float | None:
-        """When a consumer has been silent, or another idle, for too long. What has passed waits for permits, not
-        time.
-        """
+        """When a consumer has been silent, or another idle, for too long. A time that has passed waits for permits."""
         if len(self._windows) < 2:
             return None
         now, timeout = self._context.now, self._context.timeout_seconds

@@ -94,7 +94,7 @@ class DispatchMachine(ABC):
         self.windows = self.deliveries.windows
         self.first_offset = 0
         self.touched_max = 0  # ranges, by the costliest step so far
-        self._sought = False  # since this owner has it: what it has not handed out was delivered before, if ever
+        self._sought = False  # by this owner: what it has not handed out since was delivered before, if ever
         self._unfinished = False  # there is more to send, and a consumer has a free window
         self._wake_at: float | None = None
 
@@ -360,7 +360,7 @@ class DispatchMachine(ABC):
             pieces = self.queues.take(window)
             self._keep(pieces)
             self._set_turn(window, stopped=window.stopped, stalled=True)
-            # If it goes on some day, it should not begin with these.
+            # If it resumes, it should not begin with these.
             self.queues.ask(window, [OffsetRange(piece.first, piece.end) for piece in pieces])
 
     def _recall(self) -> None:

@@ -59,7 +59,7 @@ class FailoverDispatch(RangeDispatch):
         self._promote(before)
 
     def _set_turn(self, window: ConsumerWindow, *, stopped: bool, stalled: bool) -> None:
-        """The next in line follows one that takes nothing. If that goes on some day, it stands by."""
+        """The next in line follows one that takes nothing. If that one resumes, it stands by."""
         super()._set_turn(window, stopped=stopped, stalled=stalled)
         self._promote(self.active)
 

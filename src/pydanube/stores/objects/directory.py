@@ -14,8 +14,9 @@ share the directory: none removes what a live process is writing, and nothing is
 What a caller was answered must survive a power cut, also if another process, killed since, put it there: `put`, `head`
 and the `Conflict` of a create sync the directory before they say that an object exists. Reading does not.
 
-A key is its path, with two exceptions (`core/object_keys.path_of`), because a directory cannot hold a file and a
-directory of one name: a file's name has a dot, a directory's has none. Topics with dots in their names need the second.
+A key is its path, with two exceptions (`core/history/object_keys.path_of`), because a directory cannot hold a file and
+a directory of one name: a file's name has a dot, a directory's has none. Topics with dots in their names need the
+second.
 
     a/b       a/b.%          a last part without a dot
     v1.2/a.b  v1%2/a.b       another part with one

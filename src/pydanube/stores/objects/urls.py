@@ -1,6 +1,6 @@
 """From one URL to an object store: a directory for file://, a cloud for s3://, gs:// and az://.
 
-Everything lives below the URL's prefix. `object_settings.py` says which URLs and options there are.
+Everything lives below the URL's prefix. `settings.py` says which URLs and options there are.
 """
 
 from __future__ import annotations
