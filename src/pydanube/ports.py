@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from pydanube.errors import DiskFailed, DiskFull
 
@@ -206,6 +206,8 @@ Elsewhere: TypeAlias = Callable[[], AbstractAsyncContextManager[ObjectStore]]  #
 
 Revision: TypeAlias = int
 LeaseId: TypeAlias = int
+COMPARES_MAX: Final = 128  # of one transaction
+OPERATIONS_MAX: Final = 128
 
 
 class Item(NamedTuple):
@@ -256,7 +258,7 @@ class Usage(NamedTuple):
 class MetadataStore(Protocol):
     """Small values by key, in one order of revisions for the whole store.
 
-    A transaction has at most 128 compares and 128 operations, never two operations on one key. Every
+    A transaction has at most COMPARES_MAX and OPERATIONS_MAX, never two operations on one key. Every
     transaction that changes something gets the next revision. A store that does not answer raises
     Unreachable; then it is unknown whether a change was made.
     """

@@ -64,7 +64,7 @@ class Clients:
 
     def __init__(
         self,
-        town: Cluster,
+        cluster: Cluster,
         history: History,
         dice: Random,
         *,
@@ -74,7 +74,7 @@ class Clients:
     ) -> None:
         self._given = given  # called in the moment in which a broker has an answer
         self._hurry = hurry
-        self.town = town
+        self.cluster = cluster
         self.history = history
         self.dice = dice
         self.working = True
@@ -98,12 +98,12 @@ class Clients:
 
     def _find(self, topic: TopicName) -> tuple[Node, AnyTopic] | None:
         """A node that seems to have the topic: it may have lost it without knowing."""
-        found = [(node, each) for node in self.town.living if (each := node.topic(topic)) is not None]
+        found = [(node, each) for node in self.cluster.living if (each := node.topic(topic)) is not None]
         return self.dice.choice(found) if found else None
 
     def _guess(self) -> tuple[Node, None] | None:
         """Any node: a client that was sent there, before the topic is there, or that knows no better."""
-        found = [node for node in self.town.living if node.broker is not None]
+        found = [node for node in self.cluster.living if node.broker is not None]
         return (self.dice.choice(found), None) if found else None
 
     async def _ask(self, topic: TopicName, request: Callable[[Node, AnyTopic], Coroutine[Any, Any, T]]) -> T:
@@ -151,7 +151,7 @@ class Clients:
             texts = [self.text(name, number + row) for row in range(self.dice.choice((1, 1, 2, 3)))]
             number += len(texts)
             self.sent(topic, texts, once=True)
-            time_us = self.town.clock.time_us()  # once: what is sent again is the same, byte for byte
+            time_us = self.cluster.clock.time_us()  # once: what is sent again is the same, byte for byte
             answered = False
             while not answered and self.working:
                 try:

@@ -92,12 +92,12 @@ class Breaking:
 
     def __init__(
         self,
-        town: Cluster,
+        cluster: Cluster,
         history: History,
         topics: Sequence[TopicName],
         say: Callable[[str], None],
     ) -> None:
-        self.town = town
+        self.cluster = cluster
         self.history = history
         self.topics = topics
         self.say = say
@@ -107,7 +107,7 @@ class Breaking:
         self._tasks: list[asyncio.Task[None]] = []
         self._deleted = False
         self.clients: Clients | None = None  # whom a fault may have send
-        self.aims = town.aims = Aims(self._strike, say)
+        self.aims = cluster.aims = Aims(self._strike, say)
 
     async def run(self, schedule: Sequence[Planned]) -> None:
         loop = asyncio.get_running_loop()
@@ -121,7 +121,7 @@ class Breaking:
 
     def _up(self, number: int) -> Node:
         """The node, or the next one that is up: what is down already cannot be broken any more."""
-        nodes = self.town.nodes[number - 1 :] + self.town.nodes[: number - 1]
+        nodes = self.cluster.nodes[number - 1 :] + self.cluster.nodes[: number - 1]
         return next((node for node in nodes if node.alive and node.broker is not None), nodes[0])
 
     async def end(self) -> None:
@@ -151,7 +151,7 @@ class Breaking:
 
     @property
     def _ttl(self) -> float:
-        return self.town.config.cluster.ttl_seconds
+        return self.cluster.config.cluster.ttl_seconds
 
     def _strike(self, node: Node, what: str, seconds: float) -> None:
         """In the middle of a call of its own."""
@@ -217,14 +217,14 @@ class Breaking:
         shots, seconds = dice.randint(1, 3), dice.uniform(1.5, 7.0)
         self._arm(Aim("transact history", dice.randint(1, 2), "late", seconds, shots=shots))
         self._arm(Aim("object put", dice.randint(1, 4), "delay", dice.uniform(1.0, 5.0), shots=3))
-        await self.town.unload(dice.choice(self.topics[:4]), asked=node)
+        await self.cluster.unload(dice.choice(self.topics[:4]), asked=node)
 
     async def late_claim(self, node: Node, dice: Random) -> None:
         """The lease of an owner is forgotten and it does not hear of that: it takes messages, and reserves offsets for
         them, while the next owner has looked at its topics and not yet claimed.
         """
         topic = dice.choice(self.topics[:4])
-        host = self.town.any_host(topic)
+        host = self.cluster.any_host(topic)
         if host is None or host.broker is None:
             return
         for target, shots in (("renew", 6), ("get registration", 2)):
@@ -253,14 +253,14 @@ class Breaking:
     async def late_seal(self, node: Node, dice: Random) -> None:
         """A topic moves, and its seal arrives when the move is undone and its owner has taken more messages."""
         topic = dice.choice(self.topics[:4])
-        host = self.town.any_host(topic)
+        host = self.cluster.any_host(topic)
         if host is None:
             return
         hand_over.SEAL_SECONDS = seconds = dice.choice((0.5, 2.0))  # type: ignore[misc]
         late = Aim("transact seal", 1, "late", seconds + dice.uniform(3.0, 9.0), shots=4, node=host.number)
         self._arm(late)
         with contextlib.suppress(DanubeError, ProcessDied):
-            await self.town.unload(topic, asked=host)
+            await self.cluster.unload(topic, asked=host)
         self.aims.disarm(late)
 
     async def late_change(self, node: Node, dice: Random) -> None:
@@ -268,7 +268,7 @@ class Breaking:
         when the topic moves again, between what the owner reads then and what it writes.
         """
         topic = dice.choice(self.topics[:4])
-        host = self.town.any_host(topic)
+        host = self.cluster.any_host(topic)
         if host is None:
             return
         patience, pause = dice.uniform(1.0, 2.0), dice.uniform(1.0, 6.0)
@@ -277,17 +277,17 @@ class Breaking:
         late = Aim("transact history", 1, "late", patience + pause + dice.uniform(2.0, 4.0), shots=3, node=host.number)
         self._arm(late)
         with contextlib.suppress(DanubeError, ProcessDied):
-            await self.town.unload(topic, asked=host)
+            await self.cluster.unload(topic, asked=host)
         self.aims.disarm(late)
         hand_over.UPLOAD_SECONDS = usual_seconds  # type: ignore[misc]
         await asyncio.sleep(pause)
         self._arm(Aim("object put", 1, "delay", 6.0, node=host.number))
         if host.broker is not None and host.broker.cluster is not None:  # else it was killed in the meantime
-            await self.town.unload(topic, asked=host)
+            await self.cluster.unload(topic, asked=host)
 
     async def all_slow(self, node: Node, dice: Random) -> None:
         """Every disk and the way to the metadata store, for all brokers: what is quick elsewhere overlaps now."""
-        nodes = list(self.town.living)
+        nodes = list(self.cluster.living)
         for each in nodes:
             _faults(each).delays, _faults(each).delay_seconds_max = 1.0, 0.5
             each.metadata.delay_max_seconds = 0.8
@@ -371,7 +371,7 @@ class Breaking:
 
     async def rolling_reboot(self, node: Node, dice: Random) -> None:
         """One after the other, as on a patch day. A broker that is back is drained while others serve."""
-        for each in self.town.nodes:
+        for each in self.cluster.nodes:
             if each.broker is not None and each.alive and each.stopping is not each.process:
                 await self.stop(each)
                 await _pause(dice, self._ttl + 1.0, self._ttl + 8.0)
@@ -380,7 +380,7 @@ class Breaking:
 
     async def last_active(self, node: Node, dice: Random) -> None:
         """All but one were away, and then that one dies."""
-        others = [each for each in self.town.nodes if each is not node]
+        others = [each for each in self.cluster.nodes if each is not node]
         for each in others:
             each.kill_if_alive()
         await _pause(dice, self._ttl + 4.0, self._ttl + 12.0)
@@ -444,7 +444,7 @@ class Breaking:
 
     async def metadata_election(self, node: Node, dice: Random) -> None:
         """The store has no leader for a while: no call gets through."""
-        ports = [each.metadata for each in self.town.living]
+        ports = [each.metadata for each in self.cluster.living]
         for port in ports:
             port.cut = True
         await _pause(dice, 0.5, 6.0)
@@ -456,7 +456,7 @@ class Breaking:
         if node.alive and node.broker is not None and node.broker.cluster is not None:
             lease = node.broker.cluster.membership.lease
             node.forgotten = (lease.id, node.clock.elapsed() + lease.ttl_seconds)
-            await self.town.metadata.revoke(lease.id)
+            await self.cluster.metadata.revoke(lease.id)
             await _pause(dice, 5.0, 10.0)
             await self.activate(node)
 
@@ -467,7 +467,7 @@ class Breaking:
 
     async def objects_gone(self, node: Node, dice: Random) -> None:
         """For all brokers."""
-        ports = [each.objects for each in self.town.living]
+        ports = [each.objects for each in self.cluster.living]
         for port in ports:
             port.away = True
         await _pause(dice, 1.0, 40.0)
@@ -562,7 +562,7 @@ class Breaking:
         await self.boot(node)
 
     async def _owner(self, topic: TopicName) -> Item | None:
-        return await self.town.metadata.get(keys.owner(topic))
+        return await self.cluster.metadata.get(keys.owner(topic))
 
     # --- inside a broker ----------------------------------------------------------------------------------------
 
@@ -584,7 +584,7 @@ class Breaking:
 
     async def unload(self, node: Node, dice: Random) -> None:
         if node.broker is not None and node.alive:
-            await self.town.unload(dice.choice(self.topics), asked=node)
+            await self.cluster.unload(dice.choice(self.topics), asked=node)
 
     async def drain(self, node: Node, dice: Random) -> None:
         requests = _requests(node)
@@ -680,7 +680,7 @@ class Breaking:
             except (DanubeError, ProcessDied):
                 pass
             await asyncio.sleep(1.0)
-            node = dice.choice(self.town.living or [node])
+            node = dice.choice(self.cluster.living or [node])
         await _pause(dice, 0.1, 10.0)
         await self.make(self.topics[0])
 
@@ -688,7 +688,7 @@ class Breaking:
         """As often as it takes."""
         delivery = Delivery.RELIABLE if reliable else Delivery.NON_RELIABLE
         while True:
-            for node in self.town.living:
+            for node in self.cluster.living:
                 if node.broker is not None:
                     try:
                         await node.call(node.broker.topics.make(topic, delivery=delivery))
@@ -702,7 +702,7 @@ class Breaking:
     async def policy_change(self, node: Node, dice: Random) -> None:
         """Of a subscription: how many messages may be in flight, how often it is looked at, when it gives up."""
         topic, name = dice.choice(self.topics), SubscriptionName(f"sub-{dice.randrange(2)}")
-        host = next((each for each in self.town.living if each.topic(topic) is not None), None)
+        host = next((each for each in self.cluster.living if each.topic(topic) is not None), None)
         if host is None or host.broker is None:
             return
         if name == "sub-0" and dice.random() < 0.5:
@@ -719,7 +719,7 @@ class Breaking:
             [(self.topics[1], RetentionChange(minutes=minutes)) for minutes in (0, 1, 1)]
             + [(self.topics[2], RetentionChange(mb=mb)) for mb in (0, 1, 2, 3)]
         )
-        host = next((each for each in self.town.living if each.topic(topic) is not None), None)
+        host = next((each for each in self.cluster.living if each.topic(topic) is not None), None)
         found = host.topic(topic) if host is not None else None
         if host is not None and host.broker is not None and found is not None and found.reliable:
             await self.retain(host, found, change)

@@ -59,10 +59,12 @@ class RecordingStore(MemoryMetadataStore):
 
 
 class Recorder:
-    """Gives `town` a store that tells, and keeps the record. Topics whose number is smaller keep what they are sent."""
+    """Gives `cluster` a store that tells, and keeps the record. Topics whose number is smaller keep what they are
+    sent.
+    """
 
-    def __init__(self, town: Cluster, history: History, *, reliable_below: int) -> None:
-        self._town = town
+    def __init__(self, cluster: Cluster, history: History, *, reliable_below: int) -> None:
+        self._cluster = cluster
         self._history = history
         self._reliable_below = reliable_below
         self._lives: dict[TopicName, str] = {}
@@ -74,7 +76,7 @@ class Recorder:
         self._objects: dict[TopicName, dict[int, Descriptor]] = {}  # what describes each, by its first offset
         self._begins: dict[TopicName, int] = {}
         self._limits: dict[TopicName, list[tuple[float, int]]] = {}  # of size, and since when
-        town.metadata = RecordingStore(town.clock, self._stored)
+        cluster.metadata = RecordingStore(cluster.clock, self._stored)
 
     # --- the store --------------------------------------------------------------------------------------------
 
@@ -159,22 +161,22 @@ class Recorder:
             self._made.setdefault(topic, []).append(owner.created)
             reliable = not topic[-1].isdecimal() or int(topic[-1]) < self._reliable_below
             self._history.add(Created(label, reliable, self._now()))
-        number = next((node.number for node in self._town.nodes if node.known_id == owner.broker_id), 0)
+        number = next((node.number for node in self._cluster.nodes if node.known_id == owner.broker_id), 0)
         if owner.released:
             clean = self._is_clean(topic, number)
             self._history.add(Released(label, owner.epoch, self._sealed.get(topic, 0), clean, self._now()))
         elif self._epochs.get(topic) != owner.epoch:  # else its owner wrote it anew
             self._epochs[topic] = owner.epoch
-            if keys.delivery(topic) not in self._town.metadata._items:
+            if keys.delivery(topic) not in self._cluster.metadata._items:
                 return  # claimed to finish its deletion: nothing is given out in that epoch
-            item = self._town.metadata._items.get(keys.registration(BrokerId(owner.broker_id)))
+            item = self._cluster.metadata._items.get(keys.registration(BrokerId(owner.broker_id)))
             member = BrokerRegistration.from_bytes(item.value) if item else None
             is_member = member is not None and member.session == owner.session
             self._history.add(Claimed(label, owner.epoch, number, owner.start_offset, self._now(), is_member))
 
     def _is_clean(self, topic: TopicName, number: int) -> bool:
         """Whether nothing can have kept the owner from storing its cursors after it took its last acknowledgement."""
-        node = self._town.node(number)
+        node = self._cluster.node(number)
         broker = node.broker
         phases = broker.topics.moves.moving.get(topic) if broker is not None else None
         if phases is None:
@@ -195,7 +197,7 @@ class Recorder:
         return epoch < self._epochs.get(topic, 0)
 
     def _now(self) -> float:
-        return self._town.clock.elapsed()
+        return self._cluster.clock.elapsed()
 
     # --- brokers ----------------------------------------------------------------------------------------------
 
@@ -208,7 +210,7 @@ class Recorder:
 
     def _look(self, topic: TopicName) -> None:
         serving = []
-        for node in self._town.living:
+        for node in self._cluster.living:
             found = node.topic(topic)
             if found is None:
                 continue
@@ -226,17 +228,17 @@ class Recorder:
     async def read(self, topics: Sequence[TopicName], dead_letters: TopicName) -> None:
         """Every topic that is served, as it is now, and what was given up."""
         for topic in topics:
-            node = self._town.any_host(topic)
+            node = self._cluster.any_host(topic)
             found = node.topic(topic) if node is not None else None
             if found is None or not found.reliable:
                 continue
             messages = {offset: text for offset, text, _ in await everything(found)}
-            items = await self._town.metadata.list(keys.voids(topic))
+            items = await self._cluster.metadata.list(keys.voids(topic))
             voids = [(start, void_end(item.value)) for item in items if (start := keys.start_of(item.key)) is not None]
             orphans = [(each.start, each.end) for each in found.orphans]
             label = life(topic, found.ownership.created)
             self._history.add(Kept(label, found.first_offset, found.head, messages, voids, orphans, self._now()))
-        node = self._town.any_host(dead_letters)
+        node = self._cluster.any_host(dead_letters)
         letters = node.topic(dead_letters) if node is not None else None
         if letters is not None and letters.reliable:
             # The copy names its topic, not which one of that name it was.

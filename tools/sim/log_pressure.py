@@ -42,7 +42,7 @@ _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
     (space, "_SHORT_LINE_SECONDS", (10.0, 0.01)),
     (space, "_ROOM_CHECK_SECONDS", (0.25, 0.01)),
     (wal, "MANY_TOPICS", (1, 2, 3, 8)),
-    (group_scan, "READ_BYTES", (1024 * 1024, 700)),
+    (group_scan, "SCAN_READ_BYTES", (1024 * 1024, 700)),
     (journal_redo, "_REDO_BYTES", (8 * 1024 * 1024, 600)),
     (reader, "_PIECE_BYTES_MIN", (64 * 1024, 300)),
 )

@@ -39,10 +39,10 @@ class Sight(NamedTuple):
 
 
 class NativeWatch:
-    """Makes the servers of `town`, and keeps what they tell."""
+    """Makes the servers of `cluster`, and keeps what they tell."""
 
-    def __init__(self, town: Cluster, history: History, recorder: Recorder) -> None:
-        self.town = town
+    def __init__(self, cluster: Cluster, history: History, recorder: Recorder) -> None:
+        self.cluster = cluster
         self.history = history
         self.life_of = recorder.life_of
         self.is_replaced = recorder.is_replaced
@@ -50,16 +50,16 @@ class NativeWatch:
         self._given = recorder.given
         self._sights: dict[tuple[str, int, int], Sight] = {}  # by connection, handle and offset
         self._answers: dict[tuple[str, int], tuple[int, float]] = {}  # by topic and offset: whose, and when
-        town.make_server = self._server
+        cluster.make_server = self._server
 
     def _server(self, broker: Broker) -> NativeServer:
         return _Server(broker, self)
 
     def now(self) -> float:
-        return self.town.clock.elapsed()
+        return self.cluster.clock.elapsed()
 
     def node_of(self, broker: Broker) -> Node | None:
-        return next((node for node in self.town.nodes if node.broker is broker), None)
+        return next((node for node in self.cluster.nodes if node.broker is broker), None)
 
     # --- what clients ask -----------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class RealClients:
         self._clients = clients
         self._watch = watch
         self._dice = dice
-        self._town = clients.town
+        self._cluster = clients.cluster
         self._history = clients.history
         self._applications: list[list[Role]] = [[] for _ in range(dice.choice(APPLICATIONS))]
 
@@ -152,8 +152,8 @@ class RealClients:
             while True:
                 lives += 1
                 process = Process(f"application {number}.{lives}")
-                connector = self._town.wires.connector()
-                client = self._town.client(timeout=self._dice.choice(TIMEOUT_SECONDS), connector=connector)
+                connector = self._cluster.wires.connector()
+                client = self._cluster.client(timeout=self._dice.choice(TIMEOUT_SECONDS), connector=connector)
                 tasks = [process.spawn(role(client), name=f"application {number}") for role in roles]
                 await self._clients.pause(10.0, self._dice.choice(LIFE_SECONDS))
                 if self._clients.quiet:

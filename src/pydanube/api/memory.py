@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 GARBAGE_THRESHOLDS: Final = (100_000, 50, 100)  # objects, young collections, middle collections
-LARGE_BYTES: Final = 2 * 1024 * 1024
+MMAP_FROM_BYTES: Final = 2 * 1024 * 1024
 ARENAS_MAX: Final = 2
 # Of mallopt(3).
 _M_TRIM_THRESHOLD: Final = -1
@@ -29,8 +29,8 @@ def give_back_large_blocks() -> None:
         pa.set_memory_pool(pa.jemalloc_memory_pool())
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, LARGE_BYTES)  # else it stays at 128 KiB, now that the other one is set
+        mallopt(_M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, MMAP_FROM_BYTES)  # else it stays at 128 KiB, now that the other one is set
         mallopt(_M_ARENA_MAX, ARENAS_MAX)  # each keeps what is free in it
 
 

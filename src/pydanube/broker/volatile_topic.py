@@ -30,7 +30,7 @@ from pydanube.telemetry import SubscriptionMetrics, Telemetry
 log = logging.getLogger(__name__)
 
 QUEUE_MAX: Final = 1_000  # messages that wait for one consumer
-IDLE_SECONDS: Final = 60.0  # a subscription without consumers is removed after this
+UNUSED_SECONDS: Final = 60.0  # a subscription without consumers is removed after this
 IDLE_CHECK_SECONDS: Final = 30.0
 LEAVING_MAX: Final = 100  # keys that go with a move, in the transaction that releases the topic
 
@@ -205,7 +205,7 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
         idle = [
             each.name
             for each in self.subscriptions.values()
-            if not each.connected and now - each.idle_since >= IDLE_SECONDS
+            if not each.connected and now - each.idle_since >= UNUSED_SECONDS
         ]
         if idle and self._closing is None and self._removing is None:
             self._removing = asyncio.create_task(self._remove_idle(idle), name=f"idle {self.name}")

@@ -28,7 +28,7 @@ from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS: Final = 1.0
+RECONCILE_SECONDS: Final = 1.0
 TOPIC_RETRY_SECONDS: Final = 0.2  # doubled with every failure of the topic
 TOPIC_RETRY_SECONDS_MAX: Final = 5.0
 UNSERVED_SECONDS: Final = 5.0
@@ -84,7 +84,7 @@ class AssignmentReconciler:
             elif marker.is_move and marker.from_broker == me:
                 self._begin(topic, self._hand_over)
 
-        if now - self._missed_at >= IDLE_SECONDS:
+        if now - self._missed_at >= RECONCILE_SECONDS:
             self._missed_at = now
             for topic in self._unserved(now, served):
                 if not self._is_busy(topic, now):
@@ -109,7 +109,7 @@ class AssignmentReconciler:
         """Seconds until the next topic is to be tried again."""
         now = self._clock.elapsed()
         waiting = [at - now for topic, (_, at) in self._failures.items() if topic not in self._running]
-        return min([IDLE_SECONDS, *(max(each, 0.01) for each in waiting)])
+        return min([RECONCILE_SECONDS, *(max(each, 0.01) for each in waiting)])
 
     def _begin(self, topic: TopicName, duty: Callable[[TopicName], Coroutine[Any, Any, None]]) -> None:
         task = asyncio.create_task(duty(topic), name=f"duty {topic}")

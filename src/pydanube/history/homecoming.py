@@ -25,7 +25,7 @@ from pydanube.history.side_by_side import gather_bounded
 from pydanube.log.layout import WAL
 from pydanube.ports import Disk, MetadataStore
 
-AT_ONCE: Final = 8
+TOPICS_AT_ONCE: Final = 8
 
 
 class Homecoming:
@@ -46,7 +46,7 @@ class Homecoming:
         if self._session != session:
             self._doubtful = await self._on_disk()
             self._session = session
-        results = await gather_bounded([partial(self._why_not, name) for name in self._doubtful], AT_ONCE)
+        results = await gather_bounded([partial(self._why_not, name) for name in self._doubtful], TOPICS_AT_ONCE)
         left: list[tuple[TopicName, str]] = []
         for name, result in zip(self._doubtful, results, strict=True):
             if isinstance(result, BaseException):

@@ -36,7 +36,7 @@ from pydanube.ports import Disk
 
 log = logging.getLogger(__name__)
 
-READ_BYTES: Final = 1024 * 1024
+CHECK_READ_BYTES: Final = 1024 * 1024
 
 
 async def epochs_on(disk: Disk, name: TopicName) -> list[int]:
@@ -112,7 +112,7 @@ async def _is_readable(closed: ClosedLog, gaps: Sequence[tuple[int, int]]) -> bo
     try:
         for first, end in gaps:
             reader = closed.reader(first)
-            while reader.offset < end and await reader.read(READ_BYTES):
+            while reader.offset < end and await reader.read(CHECK_READ_BYTES):
                 pass
     except (LogDamaged, OffsetOutOfRange):
         return False

@@ -25,7 +25,7 @@ from pydanube.ports import Buffer, Elsewhere, ObjectInfo, ObjectStore
 
 T = TypeVar("T")
 
-LARGE_BYTES: Final = 16 * 1024  # not copied: to look at it costs less
+UNCOPIED_FROM_BYTES: Final = 16 * 1024  # not copied: to look at it costs less
 READ_BACK_BYTES: Final = 4 * 1024 * 1024
 BATCHES_AT_ONCE: Final = 32  # at most half a megabyte is copied, with the interpreter lock held
 
@@ -160,7 +160,7 @@ def pack(batches: Sequence[Batch]) -> Iterator[list[memoryview]]:
         small: list[Buffer] = []
         for batch in batches[first : first + BATCHES_AT_ONCE]:
             for buffer in batch.buffers:
-                if len(buffer) < LARGE_BYTES:
+                if len(buffer) < UNCOPIED_FROM_BYTES:
                     small.append(buffer)
                 else:
                     pieces += [memoryview(b"".join(small)), memoryview(buffer)]

@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 
 RESCUE_POLL_SECONDS: Final = 5.0
 OBJECT_BYTES: Final = 16 * MIB
-AT_ONCE: Final = 4  # topics whose orphans are adopted side by side, and lost epochs that are brought
-LARGE_BYTES: Final = 4 * MIB  # objects that are adopted one at a time: in memory they are several times as large
-READ_BYTES: Final = 4 * MIB
+RESCUES_AT_ONCE: Final = 4  # topics whose orphans are adopted side by side, and lost epochs that are brought
+ADOPTED_ALONE_BYTES: Final = 4 * MIB  # larger objects are adopted one at a time: in memory they are several times this
+RESCUE_READ_BYTES: Final = 4 * MIB
 READ_BETWEEN_GROUPS: Final = 1000  # offsets, while no messages are committed
 RUNS_MAX: Final = 30  # adopted in one transaction: an object and a void each
 RESCUED: Final = "x-danube-rescued"
@@ -80,7 +80,7 @@ class Rescuer:
         self._brought: set[tuple[TopicName, int]] = set()  # lost epochs on this disk that the store has, too
         self._adopted: dict[tuple[TopicName, int], tuple[Brought, int]] = {}  # how many objects of an orphan are done
         self._waiting: set[tuple[TopicName, int]] = set()  # orphans with sessions, that wait for newer ones
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._at_once = asyncio.Semaphore(RESCUES_AT_ONCE)
         self._one_large = asyncio.Semaphore(1)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -147,7 +147,7 @@ class Rescuer:
         async def answer(place: tuple[TopicName, int], item: Item) -> None:
             await self._try(f"{place[0]}, epoch {place[1]}", self._answer(*place, item))
 
-        for result in await gather_bounded([partial(answer, *each) for each in wanted], AT_ONCE):
+        for result in await gather_bounded([partial(answer, *each) for each in wanted], RESCUES_AT_ONCE):
             if isinstance(result, BaseException):
                 raise result
         for place in sorted(self._brought - asked.keys()):
@@ -218,7 +218,7 @@ class Rescuer:
         reader = source.reader(offset)
         while reader.offset < end and size < OBJECT_BYTES:
             try:
-                read = await reader.read(READ_BYTES)
+                read = await reader.read(RESCUE_READ_BYTES)
                 if not read:
                     return batches, end  # the head
                 for batch in read:
@@ -292,7 +292,7 @@ class Rescuer:
         async with contextlib.AsyncExitStack() as held:
             batches: list[Batch] = []
             for key in map(tier.key, names):
-                if (await self._store.head(key)).size_bytes > LARGE_BYTES:
+                if (await self._store.head(key)).size_bytes > ADOPTED_ALONE_BYTES:
                     await held.enter_async_context(self._one_large)
                 batches += await self._work.run(partial(read_raw, await self._store.get(key)))
             yield [each for each in batches if each.header.topic_hash == topic.log.topic_hash]
@@ -469,7 +469,7 @@ async def _read_numbered(topic: ServedTopic, offset: int) -> dict[tuple[int, int
     head = topic.log.head
     while offset < head:
         try:
-            batches = await topic.log.read(offset, bytes_max=READ_BYTES)
+            batches = await topic.log.read(offset, bytes_max=RESCUE_READ_BYTES)
         except OffsetOutOfRange as gap:
             offset = max(gap.first, offset + 1)
             continue

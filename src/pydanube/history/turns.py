@@ -17,7 +17,7 @@ from pydanube.errors import DeadlineExceeded
 from pydanube.history.upload_state import UploadState
 from pydanube.ports import Clock
 
-AT_ONCE: Final = 2  # steps of different topics, side by side
+STEPS_AT_ONCE: Final = 2  # steps of different topics, side by side
 SLOW_AT_ONCE: Final = 4  # beside them, of topics that are slow: each may have an object in memory
 SLOW_SECONDS: Final = 30.0
 
@@ -37,7 +37,7 @@ class Turns:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._quick = asyncio.Semaphore(AT_ONCE)
+        self._quick = asyncio.Semaphore(STEPS_AT_ONCE)
         self._slow = asyncio.Semaphore(SLOW_AT_ONCE)
         self._turns: dict[_Turn, None] = {}  # the oldest first
 

@@ -21,7 +21,7 @@ from pydanube.log.topic_log import TopicLog
 log = logging.getLogger(__name__)
 
 # What is read at a time, and checked on the event loop: 4 MiB of small batches took it 20 ms.
-READ_BYTES: Final = 256 * 1024
+UPLOAD_READ_BYTES: Final = 256 * 1024
 BATCHES_MAX: Final = 10_000  # per object: each has an entry in the footer, and all are freed together, in 3 ms
 FEW_BATCHES: Final = 256
 
@@ -152,7 +152,7 @@ class TopicUploads:
         size = 0
         while reader.offset < end and size < tier.config.object_bytes and len(batches) < BATCHES_MAX:
             try:
-                for batch in await reader.read(READ_BYTES):
+                for batch in await reader.read(UPLOAD_READ_BYTES):
                     if batch.header.base_offset >= end:
                         break
                     size += batch.header.uncompressed_length

@@ -36,7 +36,7 @@ from pydanube.history.snapshots import is_snapshot
 from pydanube.history.tier_state import TierState, read_manifest, read_state, topic_prefix
 from pydanube.ports import Buffer, MetadataStore, ObjectInfo, ObjectStore, Work
 
-READ_BYTES: Final = 8 * MIB
+VERIFY_READ_BYTES: Final = 8 * MIB
 MAGIC: Final = b"PAR1"
 _HASH: Final = re.compile(r'"?[0-9a-f]{32}"?')
 
@@ -357,7 +357,7 @@ class TierVerifier:
 
     async def _skim(self, key: str, position: int, end: int) -> int:
         while position < end:
-            length = min(READ_BYTES, end - position)
+            length = min(VERIFY_READ_BYTES, end - position)
             await self._fetch(key, position, length)
             position += length
             await self._moved(length)

@@ -1,12 +1,12 @@
 """Whole brokers, a metadata store and an object store in one process, on a virtual clock, from a seed.
 
-    town = Cluster(seed=7)
-    await town.start(3)
-    orders = await town.create("/default/orders")
-    await town.produce(orders, 100)
-    await town.unload(orders)
-    town.node(1).kill()
-    async with town.client() as client, client.producer(orders) as producer:      # a real one
+    cluster = Cluster(seed=7)
+    await cluster.start(3)
+    orders = await cluster.create("/default/orders")
+    await cluster.produce(orders, 100)
+    await cluster.unload(orders)
+    cluster.node(1).kill()
+    async with cluster.client() as client, client.producer(orders) as producer:      # a real one
         await producer.send(b"2 coffees")
     ...
 
@@ -82,14 +82,14 @@ class Wire(Path):
 class Node:
     """One broker's machine: its disk stays, processes come and go."""
 
-    def __init__(self, town: Cluster, number: int) -> None:
-        self.town = town
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.cluster = cluster
         self.number = number
         self.host = f"node{number}"  # its name in the network
         self.disk: MemoryDisk | FaultyDisk
-        self.disk = FaultyDisk(Random(town.dice.getrandbits(62))) if town.faulty_disks else MemoryDisk()
+        self.disk = FaultyDisk(Random(cluster.dice.getrandbits(62))) if cluster.faulty_disks else MemoryDisk()
         if isinstance(self.disk, FaultyDisk):
-            self.disk.faults.latency_seconds_max = town.disk_seconds
+            self.disk.faults.latency_seconds_max = cluster.disk_seconds
         self.boots = 0
         self.broker: Broker | None = None
         self.process: Process | None = None
@@ -130,18 +130,18 @@ class Node:
     async def boot(self) -> Broker:
         assert not self.alive
         self.boots += 1
-        town = self.town
+        cluster = self.cluster
         self._access = self._open_disk()
-        self.metadata = FaultyMetadata(town.metadata, self.clock, town.dice)
-        self.objects = FaultyObjects(town.objects, self.clock, town.dice)
-        self.objects.apart = town.apart
-        self.metadata.usual_seconds = town.store_seconds
+        self.metadata = FaultyMetadata(cluster.metadata, self.clock, cluster.dice)
+        self.objects = FaultyObjects(cluster.objects, self.clock, cluster.dice)
+        self.objects.apart = cluster.apart
+        self.metadata.usual_seconds = cluster.store_seconds
         self.metadata.aim = self.objects.aim = self._aim
-        self.work = ApartWork(town.dice)
+        self.work = ApartWork(cluster.dice)
         self.failed_at = self.ended_at = -1.0
         self.process = Process(f"broker {self.number}.{self.boots}")
         config = replace(
-            town.config,
+            cluster.config,
             broker=BrokerConfig(
                 client_addr=f"{self.host}:6650",
                 stream_addr=f"{self.host}:{STREAM_PORT}",
@@ -158,32 +158,32 @@ class Node:
         return broker
 
     async def _start(self, config: Config) -> Broker:
-        town = self.town
+        cluster = self.cluster
         broker = await Broker.start_on(
             config,
-            disk=town.wrap_disk(WatchedDisk(self._access, town.dice, self._aim, self._disk_failed)),
+            disk=cluster.wrap_disk(WatchedDisk(self._access, cluster.dice, self._aim, self._disk_failed)),
             metadata=self.metadata,
             clock=self.clock,
             work=self.work,
             objects=self.objects,
             home=self.host,
-            wal=town.wal,
+            wal=cluster.wal,
             reach=lambda broker: _Neighbours(self, broker),
         )
-        self._server = town.make_server(broker)
+        self._server = cluster.make_server(broker)
         self._server.start()
-        town.wires.listen(self.host, STREAM_PORT, self._server.accept, self.wire)
+        cluster.wires.listen(self.host, STREAM_PORT, self._server.accept, self.wire)
         return broker
 
     async def _stop(self, broker: Broker) -> None:
         """In the order of a real process (api/process.py): clients follow the topics, and then lose the rest."""
         await broker.hand_over()
-        self.town.wires.close(self.host, STREAM_PORT)
+        self.cluster.wires.close(self.host, STREAM_PORT)
         await self._server.close(GOODBYE_SECONDS)
         await broker.stop()
 
     def _aim(self, call: str, about: Sequence[str]) -> Shot | None:
-        aims = self.town.aims
+        aims = self.cluster.aims
         return aims.meet(self, call, about) if aims is not None else None
 
     def _note_end(self, broker: Broker) -> None:
@@ -219,8 +219,8 @@ class Node:
     def _end(self, *, silent: bool = False) -> None:
         assert self.process is not None
         self.process.kill()
-        self.town.wires.close(self.host, STREAM_PORT)
-        self.town.wires.break_all(self.host, STREAM_PORT, silent=silent)
+        self.cluster.wires.close(self.host, STREAM_PORT)
+        self.cluster.wires.break_all(self.host, STREAM_PORT, silent=silent)
         if isinstance(self._access, MemoryDisk):
             self._access.end_process()
 
@@ -251,12 +251,12 @@ class Node:
         if self.alive:
             self.resume()
         self.metadata.heal()
-        self.metadata.usual_seconds = self.town.store_seconds
+        self.metadata.usual_seconds = self.cluster.store_seconds
         self.objects.heal()
         self.work.dies = 0.0
         self.wire.heal()
         if isinstance(self.disk, FaultyDisk):
-            self.disk.faults = Faults(latency_seconds_max=self.town.disk_seconds)
+            self.disk.faults = Faults(latency_seconds_max=self.cluster.disk_seconds)
             self.disk.capacity_bytes = None
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -319,7 +319,9 @@ class _Neighbours:
         """Whom this broker takes for the owner; it may be wrong."""
         assert self._broker.cluster is not None
         owner = self._broker.cluster.host_of(topic)
-        found = next((node for node in self._node.town.living if node.broker and node.broker.broker_id == owner), None)
+        found = next(
+            (node for node in self._node.cluster.living if node.broker and node.broker.broker_id == owner), None
+        )
         if found is None or found is self._node or found.broker is None:
             raise NotServed(topic, "nobody has it")
         if found.wire.requests_lost:

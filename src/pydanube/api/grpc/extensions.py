@@ -30,7 +30,7 @@ from pydanube.wire.status import Code
 
 PEEK_MAX: Final = 1_000
 PEEK_BYTES_MAX: Final = 3 * 1024 * 1024  # of payloads; a client receives 4 MiB per message
-READ_BYTES: Final = 256 * 1024
+PEEK_READ_BYTES: Final = 256 * 1024
 
 
 class ForClients:
@@ -156,7 +156,7 @@ async def peek(topic: Topic, first: int, count: int, payload_max_bytes: int) -> 
     offset, head, size_bytes = first, topic.head, 0
     while offset < head and len(found) < count:
         try:
-            batches = await topic.batches(offset, min(offset + count - len(found), head), READ_BYTES)
+            batches = await topic.batches(offset, min(offset + count - len(found), head), PEEK_READ_BYTES)
         except OffsetOutOfRange as error:
             if error.first <= offset:
                 raise

@@ -17,7 +17,8 @@ from pydanube.core.dispatch.events import Handed, NotHeld, Recall, Returned
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, RangePiece
 from pydanube.core.dispatch.window import Flight
 
-IDLE_SECONDS: Final = 0.1  # a consumer has nothing to do for so long, and others are asked for what they have not seen
+# A consumer has nothing to do for so long: then others are asked for what they have not seen.
+RECALL_AFTER_SECONDS: Final = 0.1
 RECALL_SECONDS: Final = 1.0  # how often one consumer is asked
 RECALL_RANGES_MAX: Final = 1_000
 
@@ -128,7 +129,7 @@ class ConsumerQueues:
 
     @staticmethod
     def _ask_at(idle_since: float, busy: Sequence[ConsumerWindow]) -> float:
-        return max(idle_since + IDLE_SECONDS, min(window.recalled_at for window in busy) + RECALL_SECONDS)
+        return max(idle_since + RECALL_AFTER_SECONDS, min(window.recalled_at for window in busy) + RECALL_SECONDS)
 
     def upper_half(self, window: ConsumerWindow) -> list[OffsetRange]:
         """Of what one consumer has not seen: it looks at the lowest first."""

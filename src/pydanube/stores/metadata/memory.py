@@ -15,10 +15,19 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from pydanube.errors import LeaseLost, Unreachable
-from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
-
-COMPARES_MAX = 128
-OPERATIONS_MAX = 128
+from pydanube.ports import (
+    COMPARES_MAX,
+    OPERATIONS_MAX,
+    Clock,
+    Compare,
+    Delete,
+    Event,
+    Item,
+    LeaseId,
+    Put,
+    Revision,
+    Usage,
+)
 
 
 @dataclass(slots=True)

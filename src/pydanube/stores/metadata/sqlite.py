@@ -26,14 +26,24 @@ from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, TypeVar, cast
 
 from pydanube.errors import LeaseLost, Unreachable
-from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
+from pydanube.ports import (
+    COMPARES_MAX,
+    OPERATIONS_MAX,
+    Clock,
+    Compare,
+    Delete,
+    Event,
+    Item,
+    LeaseId,
+    Put,
+    Revision,
+    Usage,
+)
 from pydanube.stores.metadata.sqlite_file import Call, Database
 from pydanube.stores.metadata.watch_log import Change, WatchHistory
 
 T = TypeVar("T")
 
-COMPARES_MAX: Final = 128
-OPERATIONS_MAX: Final = 128
 CALLS_PER_COMMIT_MAX: Final = 1000
 LEASE_RETRY_SECONDS: Final = 1.0  # until a lease that could not be ended is tried again
 

@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 from pydanube.ports import Buffer
 
 PIPE_BYTES: Final = 1024 * 1024
-LARGE_BYTES: Final = 256 * 1024
+MAPPED_FROM_BYTES: Final = 256 * 1024
 VIEWS_MAX: Final = 1024  # IOV_MAX
 _MAGIC: Final = 0x7472617061  # "apart"
 _SIZE: Final = "Q"
@@ -86,7 +86,7 @@ def receive(pipe: IO[bytes]) -> Any:
 
 def _read(pipe: IO[bytes], size: int) -> memoryview:
     """Raises EOFError if it ends before that."""
-    left = data = memoryview(bytearray(size) if size < LARGE_BYTES else _untouched(size))
+    left = data = memoryview(bytearray(size) if size < MAPPED_FROM_BYTES else _untouched(size))
     while left.nbytes:
         count = pipe.readinto(left)  # type: ignore[attr-defined]
         if not count:

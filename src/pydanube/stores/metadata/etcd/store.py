@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import grpc
 
 from pydanube.errors import LeaseLost, MessageTooLarge, Unreachable
-from pydanube.ports import Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
+from pydanube.ports import COMPARES_MAX, OPERATIONS_MAX, Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
 from pydanube.stores.metadata.etcd import endpoint as etcd
 from pydanube.stores.metadata.etcd.calls import ATTEMPT_SECONDS, CONFIRM, TIMEOUT_SECONDS, Calls, Refusal
 from pydanube.stores.metadata.etcd.endpoint import CallFailed, Closed, Stream, Tls
@@ -27,8 +27,6 @@ from pydanube.stores.metadata.etcd.quota import QUOTA_BYTES, quota_in_metrics
 from pydanube.stores.metadata.etcd.renewals import Renewals
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 
-COMPARES_MAX: Final = 128
-OPERATIONS_MAX: Final = 128
 # etcd's own limit is 1.5 MiB for what it writes to its log, which is the request and a little more.
 REQUEST_BYTES_MAX: Final = 1536 * 1024 - 512
 PAGE_ITEMS: Final = 500  # of the first page; the next ones are as long as makes PAGE_BYTES
