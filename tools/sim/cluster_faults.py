@@ -489,7 +489,7 @@ class Breaking:
         node.objects.delay_max_seconds = node.objects.listing_seconds = 0.0
 
     async def worker_dies(self, node: Node, dice: Random) -> None:
-        """What makes and stores objects beside the broker ends half-way, again and again."""
+        """The worker process that makes and stores objects ends half-way, again and again."""
         if node.alive:
             work = node.work
             work.dies = 0.6

@@ -126,7 +126,7 @@ class Pressure(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether every object is made and stored by the process beside the broker."""
+        """Whether every object is made and stored by the worker process."""
         return self.limits[_APART] == 0
 
 

@@ -87,7 +87,7 @@ class Outcome:
     said: list[str] = field(default_factory=list)
     history: History | None = None
     hits: Counter[str] = field(default_factory=Counter)  # calls that were aimed at and met
-    topics: int = 0  # beside the few that clients use
+    topics: int = 0  # in addition to the few that clients use
     met: Counter[str] = field(default_factory=Counter)  # public operations that were called, in every COUNTED_EVERY-th
 
     @property
@@ -102,8 +102,8 @@ def planned(seed: int) -> list[Planned]:
 
 
 def settings() -> str:
-    """What all runs have in common beside the program: other settings, other runs. What a seed has of its own is in
-    `Pressure.of`.
+    """What all runs have in common, apart from the program: other settings, other runs. What a seed has of its own is
+    in `Pressure.of`.
     """
     constants = {**vars(cluster_clients), **vars(real_clients), **globals()}
     limits = ("STEPS_MAX", "CHECKED_MIN", "COUNTED_EVERY", "LOOKS", "OPERATIONS", "OWN_ROUNDS")

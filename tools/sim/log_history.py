@@ -13,8 +13,8 @@ seed can be compared.
 
 What is wrong with the disk differs. In some histories calls fail at random; in others the disk is well but for one or
 two calls that were chosen (`Aim`), or has too few descriptors, or one file is slow. Limits are small
-(`log_pressure.py`), what happens beside the producers is in `log_troubles.py`, and checks that need no crash are in
-`log_checks.py`.
+(`log_pressure.py`), what happens concurrently with the producers is in `log_troubles.py`, and checks that need no crash
+are in `log_checks.py`.
 
 A share of the histories flips bits in what is durable. Then nothing has to be there any more, but what is read must
 be right, and what is missing must have been named.
@@ -153,7 +153,7 @@ class Boot:
     logs: dict[str, TopicLog] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     told: str = ""  # why the log has stopped
-    opening: asyncio.Task[TopicLog] | None = None  # a topic, beside the others
+    opening: asyncio.Task[TopicLog] | None = None  # a topic, while the others are used
 
 
 class History:

@@ -1,4 +1,4 @@
-"""What happens to an open log besides producers: everything that a broker asks of it, at any moment.
+"""What happens to an open log in addition to producers: everything that a broker asks of it, at any moment.
 
 Retention, readers that follow or poll, segments made ahead, rolled and dropped, topics that are closed and opened again
 also when the disk let neither end well, old epochs read and given up, leases that run out, room that goes and comes.

@@ -103,7 +103,7 @@ class Unflushed:
 
 
 class RealClients:
-    """All applications of one run. They work as long as `clients`, the model clients beside them, do."""
+    """All applications of one run. They work as long as `clients`, the model clients of the run, do."""
 
     def __init__(self, clients: Clients, watch: NativeWatch, dice: Random) -> None:
         self._clients = clients

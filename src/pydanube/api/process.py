@@ -71,7 +71,7 @@ async def serve(
     """Returns after a clean stop. `announce` is called once, when clients can connect.
 
     `read_again` is the configuration with the file as it is now, for SIGHUP; it may raise ConfigError. `pages` is
-    the web admin, which runs beside the broker as long as that serves.
+    the web admin, which runs in the broker's process as long as that serves.
 
     Raises ConfigError for a port that is taken, DirectoryInUse, FormatTooNew, DiskFull and NodeIdInUse.
     """

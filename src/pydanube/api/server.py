@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 # RESOURCE_EXHAUSTED, which clients retry without end.
 REQUEST_SIZE_MAX_BYTES: Final = 64 * MIB
 # gRPC receives this much of every call before the broker has looked at it, however many there are. By itself it lets
-# that grow to megabytes (a bandwidth-delay probe), and a thousand calls of 1 MiB beside a busy loop took a gigabyte. Of
+# that grow to megabytes (a bandwidth-delay probe), and a thousand calls of 1 MiB on a busy loop took a gigabyte. Of
 # a request that is being read all of it still comes in one go: only one beyond this takes a round trip more.
 UNREAD_MAX_BYTES: Final = 32 * 1024
 OPTIONS: Final = (
@@ -276,7 +276,7 @@ def _listen(key: str, server: grpc.aio.Server, address: str) -> str:
 
 
 def _try(host: str, port: int) -> None:
-    """Binds and lets go: the system says what is wrong with an address, gRPC only prints it."""
+    """Binds and releases it: the system says what is wrong with an address, gRPC only prints it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -2,7 +2,7 @@
 
 The dispatch machine bounds what an outbox can hold: a window, or the consumer's permits. So putting never waits, and
 one slow consumer delays no other. A window counts messages, so what gRPC streams have not sent is bounded in bytes
-besides: each outbox by CONSUMER_BYTES_MAX and all together by the `Budget`. An empty one takes a message in any case.
+too: each outbox by CONSUMER_BYTES_MAX and all together by the `Budget`. An empty one takes a message in any case.
 """
 
 from __future__ import annotations

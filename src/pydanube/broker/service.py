@@ -438,7 +438,7 @@ class Broker:
         return self.cloud
 
     async def stop(self) -> None:
-        """Refuses new work, finishes commits, saves cursors, lets go of everything."""
+        """Refuses new work, finishes commits, saves cursors, releases everything."""
         if self.cluster is not None:
             await self.hand_over()
         await self.topics.close_all("the broker is shutting down")

@@ -238,7 +238,7 @@ class Shipper:
             self._metrics.redeliveries.inc(rows)
 
     async def _send_batches(self, send: SendRanges, registration: ConsumerRegistration, outbox: BatchOutbox) -> None:
-        """Stored batches as they are; which offsets are meant is said beside them. Stops when the bytes are used up."""
+        """Stored batches as they are; each with the offsets that are meant. Stops when the bytes are used up."""
         size_max = send.size_max_bytes or 0
         size_bytes = rows = 0
         unsent: list[OffsetRange] = []

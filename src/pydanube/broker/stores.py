@@ -1,6 +1,6 @@
 """Chooses the stores of a real broker: metadata in SQLite or etcd, history in a directory or a cloud.
 
-Beside `service.py` the only place that knows adapters.
+With `service.py` the only place that knows adapters.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Stores:
         return f"{socket.gethostname()}:{place.resolve()}:{place.stat().st_ino}"
 
     async def open_metadata(self) -> MetadataStore:
-        """SQLite for a broker that is alone. In a cluster etcd: one that is there, or a member beside this broker."""
+        """SQLite for a broker that is alone. In a cluster etcd: one that is there, or a member that this broker
+        runs.
+        """
         return await (self._open_etcd() if self._config.mode == "cluster" else self._open_sqlite())
 
     async def _open_etcd(self) -> MetadataStore:

@@ -54,7 +54,7 @@ def start_header(place: Place) -> tuple[str, bytes]:
 
 
 def asked_by_header(who: str) -> tuple[str, bytes]:
-    """Beside an order of the admin services: for whom it is given. The broker's log of what happened says so."""
+    """Metadata of an order to the admin services: for whom it is given. The broker's log of what happened says so."""
     return ASKED_BY_HEADER, who.encode()
 
 

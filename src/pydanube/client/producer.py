@@ -101,7 +101,7 @@ class Producer:
         self._is_open = self._was_opened = True
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Flushes, then lets go. Raises what `flush` raises, after letting go all the same. Waits for an `open`."""
+        """Flushes, then releases everything. Raises what `flush` raises, after the release. Waits for an `open`."""
         async with self._changing:
             if not self._is_open:
                 return

@@ -24,7 +24,7 @@ How it is wired, in this order:
 
 `cluster.requests` has what operators ask for; `cluster.ended` is a future that fails when this broker must stop.
 
-Every transaction that claims a topic compares, beside the owner key, `cluster.registered`: it holds only as long as
+Every transaction that claims a topic compares, with the owner key, `cluster.registered`: it holds only as long as
 this process is registered, so a broker that was declared dead claims nothing. `cluster.may_serve()` is asked before
 every acknowledgement and every dispatch: it turns false a quarter of the TTL before the lease can run out.
 

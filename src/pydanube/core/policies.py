@@ -116,9 +116,9 @@ def effective(topic: Mapping[str, object] | None, namespace: Mapping[str, object
 
 
 RETENTION: Final = ("retention_minutes", "retention_mb")
-RETENTION_SET: Final = "retention_set"  # beside a namespace's policy: an operator chose its retention
+RETENTION_SET: Final = "retention_set"  # next to a namespace's policy: an operator chose its retention
 LIMITS: Final = tuple(UNLIMITED.limits())
-LIMITS_SET: Final = "limits_set"  # beside a namespace's policy: the names of the limits that an operator chose
+LIMITS_SET: Final = "limits_set"  # next to a namespace's policy: the names of the limits that an operator chose
 
 
 def configured(policy: TopicPolicy, stored: Mapping[str, object] | None) -> dict[str, object]:

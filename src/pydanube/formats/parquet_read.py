@@ -114,7 +114,7 @@ def read_row_group(footer: Footer, number: int, data: Buffer) -> list[Batch]:
     """The messages of a row group as batches, its checksums verified. `data` is that part of the object.
 
     A batch here is not one that a producer sent: rows that follow each other in one epoch are put together. They are
-    decoded a batch at a time, so that beside `data` and what is returned there is never much in memory.
+    decoded a batch at a time, so that in addition to `data` and the result there is never much in memory.
     """
     group = footer.row_groups[number]
     where = f"offsets {group.first_offset} to {group.end_offset - 1}"

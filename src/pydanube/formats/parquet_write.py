@@ -117,7 +117,7 @@ def _pieces(batches: Sequence[Batch]) -> Iterator[list[_Piece]]:
 
 def _table(pieces: Sequence[_Piece]) -> pa.Table:
     """One row group with all columns; per batch, not per message."""
-    # Some at a time: Arrow puts thousands of small batches together, and lets go of them, without letting go of the
+    # Some at a time: Arrow puts thousands of small batches together, and frees them, without releasing the
     # interpreter: 60 ms for a row group of ten messages per batch, in which the event loop stands still.
     envelope = pa.concat_tables(
         _envelope(pieces[first : first + PIECES_AT_ONCE]) for first in range(0, len(pieces), PIECES_AT_ONCE)

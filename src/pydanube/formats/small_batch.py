@@ -43,7 +43,7 @@ _TIMES: Final = tuple(struct.Struct(f"<{count}q") for count in range(ROWS_MAX + 
 
 
 class Sizes(NamedTuple):
-    """What a layout depends on, beside the bytes of all payloads: rows, nulls, and bytes of text."""
+    """What a layout depends on, in addition to the bytes of all payloads: rows, nulls, and bytes of text."""
 
     rows: int
     key_nulls: int

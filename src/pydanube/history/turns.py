@@ -1,8 +1,8 @@
 """Whose turn it is: steps of different topics, two at a time, first come, first served.
 
-One that takes longer than 30 s is slow: it goes on beside the two, and so do its topic's next steps, until one is quick
-again. At most four do; if there are more, the step is given up, and made again when there is a place among the four. So
-steps that hang, however many, leave the others their turns.
+One that takes longer than 30 s is slow: it runs in addition to the two, and so do its topic's next steps, until one is
+quick again. At most four do; if there are more, the step is given up, and made again when there is a place among the
+four. So steps that hang, however many, leave the others their turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydanube.history.upload_state import UploadState
 from pydanube.ports import Clock
 
 STEPS_AT_ONCE: Final = 2  # steps of different topics, side by side
-SLOW_AT_ONCE: Final = 4  # beside them, of topics that are slow: each may have an object in memory
+SLOW_AT_ONCE: Final = 4  # in addition, of topics that are slow: each may have an object in memory
 SLOW_SECONDS: Final = 30.0
 
 

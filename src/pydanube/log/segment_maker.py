@@ -1,6 +1,6 @@
-"""Makes the next segments of logs, beside the groups of the others.
+"""Makes the next segments of logs, concurrently with the groups of the others.
 
-A log without a segment, or with one that is full or old, leaves the line while its next one is made. Nothing of it is
+A log without a segment, or with one that is full or old, leaves the queue while its next one is made. Nothing of it is
 formed until then, so the snapshot in the new segment's header, and where it begins, are still true when the log adopts
 it.
 """
@@ -63,7 +63,7 @@ class SegmentMaker:
             await asyncio.shield(making)
 
     async def _make(self, of: SegmentedLog, why: str) -> Exception | None:
-        """Ends the log's segment and makes the next, beside the groups of other logs. Returns what went wrong.
+        """Ends the log's segment and makes the next, concurrently with other logs' groups. Returns what went wrong.
 
         Nothing cancels it: between the rename and the adoption nothing may be given up. What goes wrong is this log's
         alone if nothing was made; else it is the disk's, and all stop.

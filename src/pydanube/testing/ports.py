@@ -1,4 +1,4 @@
-"""Ports for servers that are started beside others, by tests that run side by side.
+"""Ports for servers of tests that run in parallel.
 
 A port that is merely free when one looks may be taken before it is used: by another process that looked at the same
 time, or by the kernel, for an outgoing connection. So every process of this user takes the next of one row, kept in a

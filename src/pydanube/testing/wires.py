@@ -59,7 +59,7 @@ class Path:
     """The network between clients and one address."""
 
     def __init__(self) -> None:
-        self.delay_max_seconds = 0.0  # beside that of the wires
+        self.delay_max_seconds = 0.0  # in addition to that of the wires
         self._requests_lost = self._answers_lost = False
         self._waiting: dict[End, None] = {}  # something is on its way to them
 

@@ -115,7 +115,7 @@ Event: TypeAlias = frames.Frame | Reply[W]
 
 
 class Session(Generic[W]):
-    """`W` is whatever a caller of `ask` wants back beside the reply."""
+    """`W` is whatever a caller of `ask` wants back with the reply."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from pydanube.wire._pb.pydanube import stream_pb2 as pb
 Pairs: TypeAlias = tuple[tuple[int, int], ...]
 
 DURABILITIES: Final = {"fsync": pb.FSYNC, "os": pb.OS}
-# Beside the batch: lengths, and a command with as many ranges as there may be.
+# In addition to the batch: lengths, and a command with as many ranges as there may be.
 DELIVER_OVERHEAD_BYTES: Final = 32 * 1024
 CUT_BYTES: Final = 8 * 1024  # to cut a batch costs as much as to send so many bytes more
 

@@ -52,7 +52,7 @@ DRAIN_RETRY_SECONDS: Final = 30.0  # a drain tries a topic again whose move fail
 
 
 class World(NamedTuple):
-    """What one broker knows of its cluster. Numbers beside topics and records are store revisions."""
+    """What one broker knows of its cluster. Numbers next to topics and records are store revisions."""
 
     alive: Mapping[BrokerId, int]  # registered brokers and their sessions
     witnessed: Mapping[BrokerId, int]  # the last session of each broker that this process certainly saw alive
@@ -76,7 +76,7 @@ class World(NamedTuple):
         return nobody_serves(self.alive, self.states, lost, now_ms, ttl_seconds)
 
     def topics_of(self, brokers: Sequence[BrokerId]) -> dict[BrokerId, set[TopicName]]:
-        """What each of them serves or has been told to."""
+        """What each of them serves or is assigned."""
         found = {broker: set(self.assigned.get(broker, ())) for broker in brokers}
         for topic, marker in self.markers.items():
             if marker.to in found and not marker.error:
@@ -92,7 +92,7 @@ class World(NamedTuple):
         return found
 
     def measured(self) -> dict[BrokerId, Figures]:
-        """The figures of the active brokers, with what they have been told to serve."""
+        """The figures of the active brokers, with what they are assigned."""
         active = self.active()
         counted, known = self.counted, self.known
         if counted is None or known is None:

@@ -84,7 +84,7 @@ class Standing:
     has_room: bool = False
     unacked: int = 0
     unseen: int = 0  # of these, in the queues of consumers whose applications have not taken them
-    late: int = 0  # besides, still in queues of consumers although their time is over
+    late: int = 0  # in addition, still in queues of consumers although their time is over
     window_held: int = 0  # of these, by consumers that go by the window
     unacked_max: int | None = None  # None if all consumers go by permits
     waiting: int = 0  # failed, to be sent again later

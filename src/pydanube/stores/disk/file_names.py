@@ -54,7 +54,7 @@ class FileNames:
     def make_directory(self, path: str) -> None:
         full = self._full(path)
         with self._making:
-            unsynced: list[str] = []  # innermost first: made here, or by a call beside this one
+            unsynced: list[str] = []  # innermost first: made here, or by a concurrent call
             made: list[str] = []
             place = full
             while not os.path.isdir(place):

@@ -30,7 +30,7 @@ from pydanube.stores.work.threads import Threads
 
 T = TypeVar("T")
 
-# So that a commit finds a thread that is free, beside segments that are made and readers of old ones.
+# So that a commit finds a free thread while segments are made and old ones are read.
 THREADS_MAX = 16
 SPOT_BYTES = 8 * 1024
 

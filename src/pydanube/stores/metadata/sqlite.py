@@ -74,7 +74,7 @@ class SqliteMetadataStore:
         self._thread.start()
 
     def close(self) -> None:
-        """Finishes what was asked for, ends every watch and lets go of the file."""
+        """Finishes what was asked for, ends every watch and releases the file."""
         if not self._closed:
             self._closed = True
             self._queue.put(None)

@@ -1,4 +1,4 @@
-"""An etcd member that lives beside a broker, so that brokers with the same seed nodes are a cluster by themselves.
+"""An etcd member that a broker runs itself, so that brokers with the same seed nodes are a cluster by themselves.
 
     --seed-nodes a:7650,b:7650,c:7650 --raft-addr a:7650
 
