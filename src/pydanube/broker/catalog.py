@@ -92,12 +92,12 @@ class Catalog(TopicTable):
 
     def __init__(
         self,
-        rooms: BrokerContext,
+        context: BrokerContext,
         cluster: ClusterNode | None = None,
         usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage(),
         remote: Remote | None = None,
     ) -> None:
-        super().__init__(rooms, cluster, usage)
+        super().__init__(context, cluster, usage)
         self.remote = remote
 
     # --- what exists ---------------------------------------------------------------------------------

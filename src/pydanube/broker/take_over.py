@@ -79,11 +79,11 @@ class DeletionCutOff(Exception):
 class Opener:
     """Opens topics. It does not know which are open: one of a name at a time is up to the caller."""
 
-    def __init__(self, rooms: BrokerContext, on_lost: Callable[[Ownership], None]) -> None:
+    def __init__(self, context: BrokerContext, on_lost: Callable[[Ownership], None]) -> None:
         """`on_lost` is called with an ownership that another broker has taken: see `Ownership`."""
-        self._rooms = rooms
+        self._context = context
         self._on_lost = on_lost
-        self._metadata = rooms.metadata
+        self._metadata = context.metadata
         self._preparing: set[asyncio.Task[None]] = set()
         # Epoch and session of every claim of this process since the topic was last open here: whether a claim was made
         # or not, and even if it comes late, no offset of it was given out.
@@ -108,7 +108,7 @@ class Opener:
             below, shared, seen = await asyncio.gather(
                 self._metadata.list(keys.below_topic(name)),
                 self._metadata.get(keys.namespace_policy(name.namespace)),
-                look(self._metadata, name, self._rooms.broker_id),
+                look(self._metadata, name, self._context.broker_id),
             )
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidObject(f"what the metadata store holds of {name}", str(error)) from error
@@ -136,7 +136,7 @@ class Opener:
         topic: AnyTopic
         if Delivery(json.loads(kind.value)) is Delivery.NON_RELIABLE:
             ownership = await self._own(name, seen, 0, cluster, session, marker_revision)
-            services, telemetry = self._rooms.services, self._rooms.telemetry
+            services, telemetry = self._context.services, self._context.telemetry
             topic = VolatileTopic(
                 name, ownership, self._metadata, services, telemetry, policy, schema_subject, own_policy
             )
@@ -175,11 +175,11 @@ class Opener:
         is_stable: bool,
         is_awaited: Callable[[], bool],
     ) -> Topic:
-        rooms = self._rooms
+        context = self._context
         topic_log = await self._open_log(name, seen)
         try:
             unproven_from = topic_log.recovered.head if topic_log.sessions.adopts_unknown else None
-            if seen.owner is None or seen.owner.broker_id != rooms.broker_id or seen.sealed:
+            if seen.owner is None or seen.owner.broker_id != context.broker_id or seen.sealed:
                 unproven_from = None
             head, reserved = topic_log.head, (seen.reserved_end, seen.reserve_revision)
             more = first_reservation(head, seen.reserved_end or 0) if is_awaited() else None
@@ -191,17 +191,17 @@ class Opener:
         except BaseException:
             await topic_log.close()
             raise
-        reservation = Reservation(ownership, topic_log, rooms.services.clock, *reserved)
+        reservation = Reservation(ownership, topic_log, context.services.clock, *reserved)
         topic = Topic(
             name,
             topic_log,
             ownership,
             reservation,
             self._metadata,
-            rooms.services,
-            rooms.telemetry,
+            context.services,
+            context.telemetry,
             policy,
-            rooms.defaults,
+            context.defaults,
             schema_subject,
             storage,
             [*seen.orphans, *([seen.leaves] if seen.leaves else [])],
@@ -233,10 +233,10 @@ class Opener:
         task.add_done_callback(self._preparing.discard)
 
     async def _storage(self, name: TopicName, ownership: Ownership, known: Sequence[Item] | None) -> Storage | None:
-        cloud = self._rooms.cloud
+        cloud = self._context.cloud
         if cloud is None:
             return None
-        clock = self._rooms.services.clock
+        clock = self._context.services.clock
         tier = TopicTier(
             name,
             ownership.epoch,
@@ -246,7 +246,7 @@ class Opener:
             ownership.write_if,
             self._metadata,
             cloud.config,
-            self._rooms.telemetry.wal,
+            self._context.telemetry.wal,
         )
         await tier.load(known)
         return Storage(tier, TopicUploads(tier), cloud.reader, cloud.uploader)
@@ -256,10 +256,10 @@ class Opener:
         handed_over: HandedOver | None = None
         if sealed is not None:
             handed_over = HandedOver(Sessions.from_bytes(b64decode(sealed.sessions)), sealed.append_time)
-        elif seen.owner is not None and not seen.owner.deleted and seen.owner.broker_id != self._rooms.broker_id:
+        elif seen.owner is not None and not seen.owner.deleted and seen.owner.broker_id != self._context.broker_id:
             handed_over = HandedOver(Sessions(adopts_unknown=True))
         try:
-            return await self._rooms.wal.topic(
+            return await self._context.wal.topic(
                 name,
                 epoch=seen.epoch,
                 start_offset=start.offset,
@@ -272,7 +272,7 @@ class Opener:
                 raise
             # Beyond everything that may have been given out: a gap, but no offset twice.
             log.error("log continues behind a gap", extra={"topic": name, "why": str(error), "start_offset": beyond})
-            return await self._rooms.wal.topic(name, epoch=seen.epoch, start_offset=beyond, adopts_unknown=True)
+            return await self._context.wal.topic(name, epoch=seen.epoch, start_offset=beyond, adopts_unknown=True)
 
     async def _own(
         self,
@@ -287,9 +287,9 @@ class Opener:
     ) -> Ownership:
         # The registration that is compared is the one of the session that is written, and of no other.
         compares = [] if cluster is None else [cluster.registered]
-        session = self._rooms.session if cluster is None else cluster.session
+        session = self._context.session if cluster is None else cluster.session
         if expected_session is not None and session != expected_session:
-            raise Conflict(keys.registration(self._rooms.broker_id))
+            raise Conflict(keys.registration(self._context.broker_id))
         if marker_revision is not None:
             compares.append(Compare(keys.unassigned(name), marker_revision))
         self._unused.setdefault(name, set()).add((seen.epoch, session))
@@ -297,7 +297,7 @@ class Opener:
             self._metadata,
             name,
             seen,
-            broker_id=self._rooms.broker_id,
+            broker_id=self._context.broker_id,
             session=session,
             start=start,
             compares=compares,
@@ -309,7 +309,7 @@ class Opener:
     def _may_take(self, owner: Owner | None, take: Take) -> bool:
         is_unowned = owner is None or owner.released or owner.deleted
         if take is Take.OWN:
-            return owner is not None and not is_unowned and owner.broker_id == self._rooms.broker_id
+            return owner is not None and not is_unowned and owner.broker_id == self._context.broker_id
         return is_unowned or take is Take.ANY
 
     def _settled(self, name: TopicName, seen: Claimable) -> Claimable:
@@ -317,7 +317,7 @@ class Opener:
         that claim says, whatever was reserved.
         """
         owner = seen.owner
-        if owner is None or owner.released or owner.deleted or owner.broker_id != self._rooms.broker_id:
+        if owner is None or owner.released or owner.deleted or owner.broker_id != self._context.broker_id:
             return seen
         if (owner.epoch, owner.session) not in self._unused.get(name, ()):
             return seen
@@ -329,19 +329,19 @@ class Opener:
 
         False: that cannot be decided now, and everything stays.
         """
-        rooms = self._rooms
-        if rooms.wal.is_open(name):  # it is still being closed
+        context = self._context
+        if context.wal.is_open(name):  # it is still being closed
             raise LogClosed(name)
         if seen.owner is not None and seen.owner.deleted:
-            await remove_files(rooms.disk, name)
+            await remove_files(context.disk, name)
             return True
-        await remove_epochs(rooms.disk, name, seen.created - 1)
-        last = min(last, seen.since(rooms.broker_id, 0)[0] - 1)  # what comes later is the log
-        if rooms.cloud is None or not any(epoch <= last for epoch in await epochs_with_logs(rooms.disk, name)):
+        await remove_epochs(context.disk, name, seen.created - 1)
+        last = min(last, seen.since(context.broker_id, 0)[0] - 1)  # what comes later is the log
+        if context.cloud is None or not any(epoch <= last for epoch in await epochs_with_logs(context.disk, name)):
             return True
-        cloud = rooms.cloud
+        cloud = context.cloud
         tier = TopicTier(
-            name, seen.epoch, cloud.store, rooms.services.clock, cloud.work, _not_ours, self._metadata, cloud.config
+            name, seen.epoch, cloud.store, context.services.clock, cloud.work, _not_ours, self._metadata, cloud.config
         )
         await tier.load(seen.items)
         try:
@@ -351,10 +351,10 @@ class Opener:
             why = str(error) or "the object store does not answer in time"
             log.warning("files of lost epochs stay", extra={"topic": name, "why": why})
             return False
-        closed = await rooms.wal.lost_log(name, last)
+        closed = await context.wal.lost_log(name, last)
         first_offset = tier.history.first_offset
         await remove_redundant(
-            rooms.disk, name, closed, last, first_offset=first_offset, objects=objects, voids=seen.voids
+            context.disk, name, closed, last, first_offset=first_offset, objects=objects, voids=seen.voids
         )
         return True
 

@@ -68,15 +68,15 @@ class TopicTable:
 
     def __init__(
         self,
-        rooms: BrokerContext,
+        context: BrokerContext,
         cluster: ClusterNode | None = None,
         usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage(),
     ) -> None:
-        clock = rooms.services.clock
-        self.rooms = rooms
-        self._metadata = rooms.metadata
+        clock = context.services.clock
+        self.rooms = context
+        self._metadata = context.metadata
         self._cluster = cluster
-        self._opener = Opener(rooms, self._ownership_lost)
+        self._opener = Opener(context, self._ownership_lost)
         self._open: dict[TopicName, AnyTopic] = {}
         self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()  # held or waited for
         self._closing: str = ""
@@ -85,12 +85,12 @@ class TopicTable:
         self._doubting: dict[AnyTopic, asyncio.Task[None]] = {}  # open, and perhaps another broker's
         self._doubted: dict[AnyTopic, None] = {}  # of them, those of which the store did not say whose they are
         self._awaited: Counter[TopicName] = Counter()  # topics on their way, and how many requests wait for each
-        self._snapshots = LastSnapshots(rooms.metadata, clock)
-        self._meter = LoadMeter(rooms.broker_id, clock, usage)
-        self._homecoming = Homecoming(rooms.broker_id, self._open, rooms.metadata, rooms.disk)
+        self._snapshots = LastSnapshots(context.metadata, clock)
+        self._meter = LoadMeter(context.broker_id, clock, usage)
+        self._homecoming = Homecoming(context.broker_id, self._open, context.metadata, context.disk)
         self.leaving: set[TopicName] = set()  # being moved away
         self.unopened: dict[TopicName, str] = {}  # topics that could not be opened at the start, and why
-        self.moves = MoveLog(clock, rooms.telemetry)
+        self.moves = MoveLog(clock, context.telemetry)
         self.directory = TopicDirectory(cluster, self.unopened) if cluster is not None else None
 
     # --- finding -------------------------------------------------------------------------------------
