@@ -193,9 +193,7 @@ class ObjectStore(Protocol):
         ...
 
     async def elsewhere(self) -> Elsewhere | None:
-        """What opens this store in another process, for as long as that process uses it; None if only this process
-        can.
-        """
+        """What opens this store in another process, for as long as that uses it; None if only this process can."""
         ...
 
 

@@ -197,9 +197,7 @@ class Breaking:
         await self.boot(node)
 
     async def slow_takeover(self, node: Node, dice: Random) -> None:
-        """It is killed, or its lease forgotten, and the next owner of its topics is slow, or stands still, in a
-        claim.
-        """
+        """It is killed, or its lease forgotten, and the next owner is slow, or stands still, in a claim."""
         target = dice.choice(("transact owner", "transact owner", "list storage", "list topic"))
         what = dice.choice(("delay", "delay", "delay_behind", "pause", "pause_behind", "pause_behind"))
         is_long = what.startswith("pause")

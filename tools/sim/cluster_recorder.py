@@ -59,9 +59,7 @@ class RecordingStore(MemoryMetadataStore):
 
 
 class Recorder:
-    """Gives `cluster` a store that tells, and keeps the record. Topics whose number is smaller keep what they are
-    sent.
-    """
+    """Gives `cluster` a store that tells, and keeps the record. Topics below `reliable_below` are reliable."""
 
     def __init__(self, cluster: Cluster, history: History, *, reliable_below: int) -> None:
         self._cluster = cluster

@@ -283,9 +283,7 @@ class Troubles:
             self._disk.capacity_bytes = None
 
     async def _reopen(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        """The topic is closed and opened again, as when it moves away and back. Neither has to succeed at the first
-        try.
-        """
+        """The topic is closed and opened again, as when it moves away and back. Either may fail at first."""
         if self._dice.random() < 0.4:
             await self._close_and_open(boot, log, model, self._disk.capacity_bytes)
 

@@ -25,8 +25,7 @@ class Reservation:
     confirmed more. A store that does not answer is asked again: publishes wait, nothing is lost.
 
         extend:  lock ─► store the larger end ─► confirmed ─► the log may give out more ─► unlock
-        release: lock ─► the log gives out nothing beyond its head ─► group in flight decided ─► store the head ─►
-        unlock
+        release: lock ─► the log gives out nothing beyond its head ─► group in flight decided ─► store it ─► unlock
 
     Invariant, at every await: the log's reserved end is not above `confirmed_end`, nor is that above what the store has
     (or the log's head is its reserved end, and it gives out nothing). So the log's end grows after the store's and

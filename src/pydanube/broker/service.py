@@ -377,9 +377,7 @@ class Broker:
         )
 
     def listens(self, *, client_addr: str, admin_addr: str, metrics_addr: str, stream_addr: str) -> None:
-        """The servers are open: the broker advertises its addresses as bound, unless the configuration says
-        otherwise.
-        """
+        """The servers are open: the broker advertises its addresses as bound, or those of the configuration."""
         bound = replace(
             self.config.broker,
             client_addr=client_addr,

@@ -82,9 +82,7 @@ class Stores:
         return f"{socket.gethostname()}:{place.resolve()}:{place.stat().st_ino}"
 
     async def open_metadata(self) -> MetadataStore:
-        """SQLite for a broker that is alone. In a cluster etcd: one that is there, or a member that this broker
-        runs.
-        """
+        """SQLite for a broker that is alone. In a cluster etcd: a given one, or a member that this broker runs."""
         return await (self._open_etcd() if self._config.mode == "cluster" else self._open_sqlite())
 
     async def _open_etcd(self) -> MetadataStore:

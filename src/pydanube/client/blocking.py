@@ -483,9 +483,7 @@ class Consumer:
         self._current.clear()
 
     async def _fill(self) -> bool:
-        """Returns when `_current` has messages; the first of concurrent callers fills it. False: there will be no
-        more.
-        """
+        """Returns when `_current` has messages; the first of concurrent callers fills it. False: no more will come."""
         async with self._filling:
             if not self._current:
                 delivery = await self._consumer.next_delivery(self._current)

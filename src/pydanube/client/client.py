@@ -119,9 +119,7 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a connection to some broker is open now. Sends nothing: a client that is not used opens none
-        again.
-        """
+        """Whether a connection to some broker is open now. Sends nothing, and opens none."""
         return self._brokers.is_connected
 
     async def ping(self, *, timeout: float | None = None) -> float:

@@ -156,9 +156,7 @@ class PartitionHandle:
                 await self._backoff.sleep()
 
     def _passes(self, error: DanubeError) -> bool:
-        """A limit that this lane was within before passes: the broker may still count handles that are gone, ours
-        too.
-        """
+        """Whether a limit that this lane was within will pass: the broker may still count handles that are gone."""
         return isinstance(error, LimitReached) and self._first_open.done()
 
     def _follows_route(self) -> bool:

@@ -92,9 +92,7 @@ class PartitionProducer(PartitionHandle):
         waiter: asyncio.Future[Receipt] | None,
         own_deadline: bool = False,
     ) -> None:
-        """Never waits. Raises why the lane has failed. A waiter with a deadline of its own is not failed by the
-        lane's.
-        """
+        """Never waits. Raises why the lane has failed. A waiter with a deadline of its own ignores the lane's."""
         batch = self._machine.open
         if batch.size + size > batch.size_max:
             batch = self._next_batch()

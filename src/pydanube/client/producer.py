@@ -344,8 +344,7 @@ class Producer:
             finally:
                 if waiter.cancelled() and (arrival, waiter) in self._room:
                     self._room.remove((arrival, waiter))  # else it stays until there is space, which may never be
-                # When this caller has taken space, or given up, or was refused: the next one may be waiting only for
-                # that.
+                # When this caller has taken space, given up, or was refused: the next one may wait only for that.
                 self._loop.call_soon(self._released, 0)
 
     def _check_open(self) -> None:

@@ -135,9 +135,7 @@ class ClusterNode:
             self._spawn(returning.run(), "returning")
 
     async def retire(self) -> None:
-        """Call it before the last topics are sealed: from here on the leader assigns this broker none and moves none
-        away.
-        """
+        """Call it before the last topics are sealed: from here on the leader assigns it none and moves none away."""
         with contextlib.suppress(Unavailable):
             await self.membership.retire()
 

@@ -85,9 +85,7 @@ class Rescuer:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Looks every few seconds until cancelled. Long work runs in a task per topic, so that the others need not
-        wait.
-        """
+        """Looks every few seconds until cancelled. Long work runs in a task per topic: the others do not wait."""
         try:
             while True:
                 await self._clock.sleep(RESCUE_POLL_SECONDS)

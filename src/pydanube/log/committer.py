@@ -117,9 +117,7 @@ class Committer:
         await self._journal.make_spare_ahead()
 
     async def prepare(self, of: SegmentedLog) -> None:
-        """The log is about to get its first batch: makes its segment. A full disk is reported to that batch, not
-        here.
-        """
+        """The log is about to get its first batch: makes its segment. A full disk is left for that batch to find."""
         async with self._exclusive:
             making = self._segments.tasks.get(of)
             if making is None and of.active is None and not of.closed and self.stopped is None:

@@ -164,9 +164,7 @@ def head_back(history: History) -> Found:
 
 
 def _overtaken(history: History, topic: str) -> Found:
-    """An offset below one that was acknowledged before the message was sent. What a lost owner took is late by
-    nature.
-    """
+    """An offset below one acknowledged before the message was sent. What a lost owner took is late by nature."""
     late = [(orphan.start, orphan.end) for orphan in history.of(Orphaned, topic)]
     sent: dict[str, float] = {}
     for event in history.all(Sent):

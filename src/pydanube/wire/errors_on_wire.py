@@ -107,9 +107,7 @@ def to_wire(error: BaseException, *, producer: int = 0, consumer: int = 0) -> pb
 
 
 def _speaks_for(kind: type[DanubeError], error: type[DanubeError]) -> bool:
-    """Whether the other side makes the right sentence of the fields of `kind`; a family has none, and gets the
-    sentence.
-    """
+    """Whether the other side makes the right sentence of the fields of `kind`; a family has none, and is sent it."""
     return not FIELDS[kind] or say_the_same(kind, error)
 
 

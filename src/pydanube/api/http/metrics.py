@@ -1,5 +1,4 @@
-"""GET /metrics for Prometheus, /health/live and /health/ready for supervisors and load balancers, /iceberg/v1/ for
-tables.
+"""GET /metrics for Prometheus, /health/live and /health/ready for supervisors, /iceberg/v1/ for tables.
 
 A small HTTP/1.1 responder: one request per connection, bounded in size and time. The numbers are copied on the event
 loop and printed in a thread, so that a scrape of thousands of topics does not delay messages.

@@ -126,9 +126,7 @@ class NativeConnection(asyncio.Protocol):
             self.intake.received(session.partial_bytes)
 
     def _handle_some(self, events: Iterator[Event[Never]]) -> None:
-        """Handles events, in order. After many acks it yields to other connections, and reads nothing until it goes
-        on.
-        """
+        """Handles events, in order. After many acks it yields to other connections, and reads nothing until then."""
         settled = 0
         self._is_handling = True
         try:

@@ -114,9 +114,7 @@ class ProducerHandle:
             await self._idle.wait()
 
     def refused(self, first_sequence: int, error: BaseException) -> bool:
-        """Nothing behind a refused batch may pass. False: the peer skipped sequences, a mistake that ends the
-        connection.
-        """
+        """Nothing behind a refused batch may pass. False: the peer skipped sequences, and must be disconnected."""
         jumped = isinstance(error, OutOfSequence) and self.hole is None
         if self.session and (self.hole is None or first_sequence < self.hole):
             self.hole = first_sequence

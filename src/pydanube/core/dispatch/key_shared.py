@@ -108,8 +108,7 @@ class KeySharedDispatch(DispatchMachine):
         if backlog.look_for_unaccepted and len(self.windows) and self.unaccepted is Unaccepted.SKIP:
             backlog.skip_unaccepted()
         windows = self.windows.all
-        # Consumers with a free window, by the lowest message that could go there: sending changes only the receiver's
-        # own.
+        # Consumers with a free window, by the lowest message that could go there: a send changes only the receiver's.
         lowest: list[tuple[int, int]] = []
         for at, window in enumerate(windows):
             self._offer_to(lowest, at, window)

@@ -1,6 +1,4 @@
-"""Writes of many files in one call, and their syncs: in a thread, or on the spot if the disk is quick (see
-`files.py`).
-"""
+"""Writes of many files in one call, and their syncs: in a thread, or on the spot if the disk is quick (`files.py`)."""
 
 from __future__ import annotations
 

@@ -228,9 +228,7 @@ class EtcdMember:
     # --- while etcd runs ---
 
     async def _supervise(self, command: Sequence[str]) -> None:
-        """Runs etcd until cancelled. Before the first majority, raises ConfigError for an end that another start
-        repeats.
-        """
+        """Runs etcd until cancelled. Before the first majority, raises ConfigError if another start would end alike."""
         loop = asyncio.get_running_loop()
         pause = RESTART_SECONDS
         while True:

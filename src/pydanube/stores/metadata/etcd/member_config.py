@@ -1,6 +1,4 @@
-"""The configuration of a broker's own etcd member: its addresses, its directory, etcd's command line, and which etcd
-will do.
-"""
+"""The configuration of a broker's own etcd member: addresses, directory, command line, and which etcd will do."""
 
 from __future__ import annotations
 
