@@ -216,6 +216,53 @@ def test_charts_reach_back_for_hours_with_a_mean_per_minute() -> None:
     assert len(samples.past(topic, "lag", 300)) == 60 and samples.past(topic, "lag", 900)[-1][1] == 59.0
 
 
+def test_a_sum_over_all_brokers_is_a_gap_while_one_is_silent_and_what_is_known_of_it_is_kept_apart() -> None:
+    samples = Samples()
+    other = "/default/other"
+
+    def listen(slot: int, *, silent: bool = False, is_complete: bool = True) -> None:
+        at = START + slot * SLOT_SECONDS
+        samples.add("a", said(slot * 50.0), at)
+        if silent:
+            samples.failed("b", "nobody answers")
+        else:
+            samples.add("b", said(slot * 100.0, topic=other), at)
+        samples.end_round(["a", "b"], at, is_complete=is_complete)
+
+    for slot in range(4):
+        listen(slot)
+    for slot in range(4, 9):
+        listen(slot, silent=True)
+    for slot in range(9, 12):  # it has left, and its topics have no server yet
+        samples.add("a", said(slot * 50.0), START + slot * SLOT_SECONDS)
+        samples.end_round(["a"], START + slot * SLOT_SECONDS, is_complete=False)
+    listen(12)
+    listen(13)
+    listen(14, silent=True)  # one look that came late
+    listen(15)
+    whole = [value for _, value in samples.past(samples.cluster, "messages_in", 75)]
+    part = [value for _, value in samples.known_part(samples.cluster, "messages_in", 75)]
+    assert whole[:3] == [30.0] * 3 and whole[3:11] == [None] * 8 and whole[12] == whole[14] == 30.0
+    assert part == [*[None] * 3, *[10.0] * 8, *[None] * 4]  # nothing of what the silent one said last
+    minutes = samples.known_part(samples.cluster, "messages_in", 3600)
+    assert len(minutes) == 60
+
+
+def test_a_sum_of_partitions_is_unknown_where_one_of_them_is() -> None:
+    samples = Samples()
+    for slot in range(8):
+        at = START + slot * SLOT_SECONDS
+        samples.add("a", said(slot * 50.0, topic="/default/x-part-0"), at)
+        if slot not in (4, 5, 6):
+            samples.add("b", said(slot * 100.0, topic="/default/x-part-1"), at)
+        samples.end_round(["a", "b"], at)
+    thing = sum_of([samples.topic(f"/default/x-part-{part}") for part in range(2)], lag=0.0)
+    whole = [value for _, value in samples.past(thing, "messages_in", 35)]
+    part = [value for _, value in samples.known_part(thing, "messages_in", 35)]
+    assert whole == [30.0, 30.0, 30.0, None, None, None, 30.0]
+    assert part == [None, None, None, 10.0, 10.0, 10.0, None]
+
+
 def test_the_sum_of_several_things_has_their_past_together() -> None:
     samples = Samples()
     for number in range(30):

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+import pytest
 from grpc import StatusCode
 
 import pydanube
 from pydanube.broker.events import KEPT_MAX, MINUTE_MAX, Events
 from pydanube.core import keys
 from pydanube.core.cluster.lifecycle import BrokerMode, BrokerState
+from pydanube.core.cluster.placement import BROKER_LOST, Marker
 from pydanube.core.cluster.presence import Happening, Presence
-from pydanube.core.names import BrokerId
+from pydanube.core.names import BrokerId, TopicName
+from pydanube.errors import Refused
 from pydanube.ports import Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.work.memory_clock import LoopClock
@@ -190,8 +193,17 @@ async def test_what_was_done_through_another_port_is_an_order_when_it_is_noted(c
         pb.NoteOrderRequest(order="RedriveLetters", topic=TOPIC, to_topic="nothing"),
     ):
         assert (await refused(calls.status.NoteOrder(wrong))).code is StatusCode.INVALID_ARGUMENT
-    [noted] = await told(calls, 1)
-    assert (noted.kind, noted.sentence) == ("order", f"RedriveLetters topic={TOPIC} to_topic=/a/b count=3")
+    async with pydanube.connect(f"danube://{calls.doors.stream_addr}") as client:
+        assert await client.note_order("RedriveLetters", TOPIC, count=5)
+        for order, topic in (("rm -rf", TOPIC), ("RedriveLetters", "nothing")):
+            with pytest.raises(Refused):
+                await client.note_order(order, topic)
+    events = await told(calls, 2)
+    assert [each.sentence for each in events] == [
+        f"RedriveLetters topic={TOPIC} count=5",
+        f"RedriveLetters topic={TOPIC} to_topic=/a/b count=3",
+    ]
+    assert all(each.kind == "order" and each.by.startswith("127.0.0.1:") for each in events)
 
 
 # --- together --------------------------------------------------------------------------------------------
@@ -215,6 +227,14 @@ async def test_a_broker_that_does_not_answer_is_named_and_what_it_has_is_unknown
     assert silent.broker_id == second.id and not silent.HasField("status")
     listed = await first.status.ListSubscriptions(pb.ListSubscriptionsRequest())
     assert [(each.broker_id, each.topics) for each in listed.unknown] == [(second.id, 1)]
+    assert (list(listed.unanswered), listed.unserved) == (["/default/there"], 0)
+    free = Marker(reason=BROKER_LOST, from_broker=BrokerId(99), wait=True)
+    await town.metadata.transact([], [Put(keys.unassigned(TopicName("/other/free")), free.to_bytes())])
+    await town.until(lambda: TopicName("/other/free") in town.node(1).cluster.view.markers)
+    connected = await first.status.ListConnections(pb.ListConnectionsRequest())
+    assert (list(connected.unanswered), connected.unserved) == (["/default/there", "/other/free"], 1)
+    listed = await first.status.ListSubscriptions(pb.ListSubscriptionsRequest(namespace="default"))
+    assert (list(listed.unanswered), listed.unserved) == (["/default/there"], 0)
 
 
 @clustered(2)

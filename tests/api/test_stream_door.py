@@ -501,6 +501,21 @@ async def test_a_peer_opens_as_many_producers_and_consumers_as_it_may() -> None:
     assert (await peer.ask(open_producer=request)).kind == "producer_opened"
 
 
+@simulated
+async def test_a_producer_that_a_newer_owner_has_answered_is_sent_on() -> None:
+    door = await opened_door()
+    peer = await Peer.greeted(door)
+    opened = await peer.open_producer("a")
+    for session, seen_epoch in ((opened.session, 10**6), ((10**6 << 32) + 1, 0), (2**64 - 1, 0)):
+        request = pb.OpenProducer(
+            topic=ORDERS, producer_name="a", reliable=True, session=session, seen_epoch=seen_epoch
+        )
+        error = (await peer.ask(open_producer=request)).command.error
+        assert error.code == pb.NOT_SERVED and error.retryable
+    again = await peer.open_producer("a", session=opened.session, seen_epoch=opened.session >> 32)
+    assert again.session == opened.session
+
+
 # --- frames that the peer takes -----------------------------------------------------------------------
 
 

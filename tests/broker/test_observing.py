@@ -11,6 +11,7 @@ import pytest
 from pydanube.broker.observing import _age, _Behind, appended_at
 from pydanube.broker.topic import Topic
 from pydanube.core.dispatch.lag import Standing
+from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.history.tiers import Descriptor
 from pydanube.errors import DataDamaged, OffsetOutOfRange
 
@@ -70,6 +71,15 @@ def test_when_a_message_came_is_known_from_the_log_or_at_least_from_its_object(
     place: Topic, offset: int, came_us: int | None
 ) -> None:
     assert asyncio.run(appended_at(place, offset)) == came_us
+
+
+def test_messages_of_a_lost_broker_do_not_make_those_behind_them_late() -> None:
+    each = _Behind(offset=40, appended_us=1_000_000, head=100, head_us=10_000_000)
+    held = Standing(head=300, next_unacked=40, lag=10, undispatched=0, missing=50, skipped=250)
+    assert _age(each, held, 14_000_000) == pytest.approx(0.2)
+    taken_over = SubscriptionProgress(40, head=300, missing=[(40, 90)])
+    taken_over.settle(90, 290)
+    assert taken_over.oldest_open() == held.oldest_open == 290 and taken_over.lag() == held.lag
 
 
 def test_what_came_since_the_last_look_waits_no_longer_than_that() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 
 import pydanube
 from pydanube.admin.ledger import ledger_name
+from pydanube.admin.letters import Selection
 from pydanube.admin.redrive import CHUNK_MESSAGES
 from pydanube.cli.exits import Exit
+from pydanube.cli.redrive import _redrive
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import danube_here, until
 
@@ -88,6 +91,43 @@ def test_what_consumers_gave_up_is_looked_at_and_sent_again(
     assert done["samples"][0]["original_topic"] == ORDERS
     assert done["samples"][0]["subscription"] == "billing"
     assert Counter(payloads(client, ORDERS)) == Counter({b"order %d" % number: 2 for number in range(4)})
+    assert noted(broker, 2) == [f"RedriveLetters topic={DEAD} count=2"] * 2  # the dry run was none
+
+
+def noted(broker: TestBroker, count: int) -> list[str]:
+    """The redrives among the events, newest first, as soon as there are so many."""
+
+    def found() -> list[str]:
+        events = json.loads(admin(broker, "events", "--output", "json"))
+        return [each["sentence"] for each in events if each["sentence"].startswith("RedriveLetters ")]
+
+    until(lambda: len(found()) >= count, "the order is noted")
+    return found()
+
+
+def test_what_a_run_sent_before_it_was_stopped_is_an_event_too(
+    broker: TestBroker, client: pydanube.blocking.Client
+) -> None:
+    to, before = "/default/elsewhere", len(noted(broker, 0))
+    client.create_topic(to)
+    with client.producer(DEAD) as dead:
+        for number in range(4 * CHUNK_MESSAGES):
+            dead.room()
+            dead.send_nowait(b"%d" % number)
+
+    async def stopped() -> None:
+        running = asyncio.create_task(_redrive(broker.url, DEAD, Selection(), to, dry_run=False, limit=None))
+        async with pydanube.connect(broker.url) as other:
+            while (await other.describe_topic(to)).head <= CHUNK_MESSAGES:
+                assert not running.done()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(stopped())
+    newest = noted(broker, before + 1)[0]
+    assert newest.startswith(f"RedriveLetters topic={DEAD} to_topic={to} count=")
+    assert CHUNK_MESSAGES <= int(newest.rpartition("=")[2]) <= len(payloads(client, to))
 
 
 @pytest.mark.parametrize(

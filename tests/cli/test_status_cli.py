@@ -70,6 +70,33 @@ def test_all_subscriptions_are_listed_with_their_lag(broker: TestBroker) -> None
     assert lag["lag_seconds"] > 0 and lag["course"]
 
 
+def test_a_partitioned_topic_is_one_line_unless_its_partitions_are_asked_for(broker: TestBroker) -> None:
+    clicks = "/default/clicks"
+    with (
+        pydanube.blocking.connect(broker.url) as client,
+        client.producer(clicks, name="clicker", partitions=3) as clicker,
+        client.consumer(clicks, subscription="audit", name="auditor", start="earliest"),
+    ):
+        for number in range(9):
+            clicker.send(b"x", key=str(number))
+        for words in (("subscriptions", "list"), ("connections",)):
+            words = (*words, "--topic", clicks)
+            header, *lines = printed(broker, *words).splitlines()
+            assert header.split()[-1] == "partitions"
+            assert [line.split()[0] for line in lines] == [clicks] * (1 if words[0] == "subscriptions" else 2)
+            assert all(line.split()[-1] == "3" for line in lines)
+            _, *lines = printed(broker, *words, "--partitions").splitlines()
+            every = [f"{clicks}-part-{number}" for number in range(3)]
+            assert {line.split()[0] for line in lines} == set(every)
+            found = asked(broker, *words)
+            assert {each["topic"] for each in found[words[0]]} == set(every)
+            assert found["unserved"] == 0
+        [line] = printed(broker, "subscriptions", "list", "--topic", clicks).splitlines()[1:]
+        assert line.split()[1:4] == ["audit", "shared", "9"]
+        done = danube_here("admin", "--endpoint", broker.admin_url, "connections", "--count", "1")
+        assert len(done.stdout.splitlines()) == 2 and "3 more" in done.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [

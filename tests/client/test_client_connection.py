@@ -86,6 +86,16 @@ def test_one_broker_that_answers_is_enough() -> None:
     run(inside())
 
 
+def test_an_order_is_not_told_to_a_broker_that_is_older_than_the_telling() -> None:
+    async def story() -> None:
+        async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
+            assert not await client.note_order("RedriveLetters", TOPIC, count=1)
+            assert "note_order" not in broker.kinds()
+            await client.lookup(TOPIC)  # the connection is as it was
+
+    run(story())
+
+
 def test_nobody_who_answers_is_told_with_every_address() -> None:
     async def inside() -> None:
         [port] = free_ports(1)

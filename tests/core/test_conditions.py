@@ -179,6 +179,9 @@ def test_what_waits_to_be_rescued_is_counted_as_up_to_and_says_whose_disk_has_it
     found = conditions(broker(1, orphans=[orphan]), broker(3, Life.GONE))
     assert "up to 22,040 messages of 1 topic (/default/orders)" in found["DanubeOrphanRange"]
     assert "broker host3:6650" in found["DanubeOrphanRange"]
+    for life, todo in ((Life.GONE, "start that broker again"), (Life.ANSWERS, "it is back and brings them")):
+        told = of_cluster(ClusterFacts(NOW_MS, [broker(1, orphans=[orphan]), broker(3, life)], True))
+        assert [each.todo[: len(todo)] for each in told if each.name == "DanubeOrphanRange"] == [todo]
 
 
 def test_drained_brokers_are_a_warning_until_no_active_one_is_left() -> None:

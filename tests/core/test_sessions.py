@@ -584,3 +584,13 @@ def test_sessions_answer_like_a_list_of_everything_that_happened(steps: list[tup
                     adopts = sessions.adopts_unknown
                     sessions = Sessions.from_bytes(sessions.to_bytes())
                     sessions.adopts_unknown = adopts
+
+
+def test_a_session_of_a_newer_owner_is_not_adopted_by_an_older_one() -> None:
+    """Its number proves that the log's owner has lost the topic: what it took would be a copy to the next rescue."""
+    sessions = Sessions(adopts_unknown=True)
+    sessions.epoch = 3
+    for newer in (4 << 32 | 1, 3 << 32 | 9, 2**64 - 1):
+        with pytest.raises(SessionUnknown):
+            sessions.check(P, newer, 0, 1, 0)
+    assert sessions.check(P, 2 << 32 | 5, 40, 1, 0) is None, "a lost owner's"

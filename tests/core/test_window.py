@@ -71,6 +71,21 @@ def test_revealed_offsets_that_were_passed_are_returned() -> None:
     assert progress.reveal(0, 10) == [OffsetRange(4, 6)]
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)), max_size=20),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)), max_size=4),
+)
+def test_what_waits_longest_is_behind_whatever_is_missing(
+    acks: list[tuple[int, int]], lost: list[tuple[int, int]]
+) -> None:
+    missing = [(first, first + length) for first, length in lost]
+    progress = SubscriptionProgress(head=50, missing=missing)
+    for first, length in acks:
+        progress.settle(first, first + length)
+    gone = {offset for first, length in (*acks, *lost) for offset in range(first, first + length)}
+    assert progress.oldest_open() == next(offset for offset in range(51) if offset not in gone)
+
+
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 10)), max_size=40), st.integers(8, 64))
 def test_what_is_restored_was_acknowledged(acks: list[tuple[int, int]], size_max: int) -> None:
     progress = SubscriptionProgress(head=70)

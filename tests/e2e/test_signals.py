@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import BrokerProcess, danube, until
+from pydanube.cli.hangups import starts_broker
+from tests.e2e.processes import BrokerProcess, Process, danube, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -53,3 +55,62 @@ def test_sighup_reloads_says_what_it_did_and_never_kills(tmp_path: Path) -> None
         assert second.returncode == 5 and second.stdout == ""
         assert json.loads(second.stderr.splitlines()[-1])["message"] == "broker ended"
         assert broker.stop() == 0
+
+
+# Python reads it before anything else: it hangs up at every import from typer's on, the first that takes long, and once
+# more on the way out.
+HANGING_UP = """
+import atexit, os, signal, sys
+
+class HangUp:
+    told = 0
+
+    def find_spec(self, name, *_):
+        if self.told or name == "typer":
+            self.told += 1
+            os.kill(os.getpid(), signal.SIGHUP)
+
+hang_up = HangUp()
+
+@atexit.register
+def leave():
+    print("hung up", hang_up.told, "times", file=sys.stderr)
+    os.kill(os.getpid(), signal.SIGHUP)
+
+sys.meta_path.insert(0, hang_up)
+"""
+
+
+def test_sighup_ends_no_broker_that_still_loads_its_code_nor_one_that_leaves(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HANGING_UP)
+    file = tmp_path / "danube.yml"
+    file.write_text("log: {format: json}\n")
+    broker = BrokerProcess(tmp_path, "--config-file", str(file))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with Process(broker.command, tmp_path / "new.log", env={**os.environ, "PYTHONPATH": path}) as process:
+        until(lambda: "is ready." in process.text() or process.exit_code is not None, "it is ready", say=process.text)
+        assert process.exit_code is None
+        until(lambda: "configuration reloaded" in process.text(), "one of before is heard now", say=process.text)
+        assert json.loads(broker.admin("namespaces", "policies", "default", "-o", "json"))
+        assert process.stop() == 0, process.text()
+    [said] = [line for line in process.text().splitlines() if line.startswith("hung up ")]
+    assert int(said.split()[2]) > 200  # modules, typer's among them
+
+
+@pytest.mark.parametrize(
+    ("line", "starts"),
+    [
+        ("/usr/bin/danube broker --mode standalone", True),
+        ("/usr/bin/danube --context x broker", True),
+        ("/usr/bin/danube-broker --mode standalone", True),
+        ("/site-packages/pydanube/__main__.py broker", True),
+        ("/usr/bin/danube --context broker admin status", False),
+        ("/usr/bin/danube produce -t broker", False),
+        ("/usr/bin/danube", False),
+        ("/usr/bin/danube-admin broker", False),
+        ("/usr/bin/pytest broker", False),
+        ("", False),
+    ],
+)
+def test_only_a_broker_outlives_its_terminal(line: str, starts: bool) -> None:
+    assert starts_broker(line.split()) is starts

@@ -16,13 +16,14 @@ import pytest
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.topic import Topic
 from pydanube.core import keys
+from pydanube.core.cluster.placement import BROKER_LOST, Marker
 from pydanube.core.commit.sessions import Sessions
 from pydanube.core.history.ownership import RESERVE_OFFSETS_MIN
 from pydanube.core.history.rescue import Brought
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import ProducerId, TopicName
 from pydanube.core.policies import SubscriptionKind as Kind
-from pydanube.errors import DanubeError, DiskFull, Unreachable
+from pydanube.errors import DanubeError, DiskFull, NotServed, SessionUnknown, Unreachable
 from pydanube.formats.batch import encode, rows_of
 from pydanube.history import rescue
 from pydanube.history.rescue import Rescuer
@@ -497,3 +498,36 @@ async def test_what_a_broker_has_of_a_later_epoch_stays_when_a_lost_ones_files_a
     assert Rescuer._forget is forget
     await town.until(lambda: town.host(topic) is node, 120)
     assert await kept(town, topic) == [(0, "0"), (1, "1"), (later, "2")]
+
+
+@simulated
+async def test_a_producer_that_the_new_owner_has_answered_is_not_taken_back_by_the_old_one() -> None:
+    """What the old owner would acknowledge now, the rescue of its epoch would drop as resent (seed 998000637)."""
+    town = await Cluster(tier=SELDOM).start(3)
+    topic = await town.create("/default/orders", on=1)
+    session = await opened(town, topic)
+    await native(town, topic, session, 0, "0")  # it has reserved offsets, and may give them out
+    old, new = town.node(1), town.node(2)
+    lost = old.topic(topic)
+    assert isinstance(lost, Topic) and new.broker is not None
+    old.metadata.deaf = True  # it serves the topic until its lease ends
+    await new.call(new.broker.topics.take_over(topic, Marker(reason=BROKER_LOST)))
+    found = new.topic(topic)
+    assert isinstance(found, Topic) and found.ownership.epoch > lost.ownership.epoch
+
+    async def submit(at: Topic, session: int, sequence: int) -> int:
+        rows = rows_of([message(f"{sequence}")])
+        batch = encode(rows, topic=topic, producer_id=7, session=session, first_sequence=sequence)
+        return (await at.submit_batch(batch)).epoch
+
+    await old.call(submit(lost, session, 1))  # stored, and the answer is lost
+    seen = await new.call(submit(found, session, 1))
+    assert seen == found.ownership.epoch
+    with pytest.raises(NotServed):
+        lost.check_not_older(session, seen)
+    found.check_not_older(session, seen)
+    newer = await new.call(found.open_session(ProducerId(7)))
+    with pytest.raises(NotServed):
+        lost.check_not_older(newer, 0)
+    with pytest.raises(SessionUnknown):
+        await old.call(submit(lost, newer, 0))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import html
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -9,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import pydanube
 from pydanube.admin.metrics_text import Numbers, SubscriptionCounts, TopicCounts
 from pydanube.core.cluster.conditions import Severity
+from pydanube.core.names import TopicName
 from pydanube.errors import Unreachable
 from pydanube.web import pages
 from pydanube.web.conditions import Banner
@@ -56,11 +60,67 @@ def test_a_broker_that_does_not_answer_is_said_in_red_and_its_share_is_unknown()
         assert "In unknown" in broker.text and "Memory unknown" in broker.text
 
 
+def test_the_lag_of_a_partitioned_topic_is_unknown_while_a_partition_has_no_broker_that_answers() -> None:
+    with opened_town(2) as (browser, town):
+        browser.run(_subscribe_to_partitions(town, "/default/clicks"))
+        healthy = browser.get("/subscriptions")
+        assert "2 partitions" in healthy.text and "unknown" not in healthy.text
+        browser.run(town.node(2).doors._admin.stop(None))
+        page = browser.get("/subscriptions")
+        assert "1 of 2 partitions" in page.text and "unknown at least 0" in page.text
+        assert page.text.count("caught up") == 1  # the partition that answers
+
+
+async def _subscribe_to_partitions(town: Town, topic: str) -> None:
+    """One partition at each of two brokers."""
+    async with pydanube.connect(f"danube://{town.node(1).doors.stream_addr}") as client:
+        await client.create_topic(topic, partitions=2)
+    for on, part in enumerate(TopicName(topic).partition_names(2), 1):
+        await _host(town, part, on)
+    await _subscribe(town, topic)
+
+
+async def _host(town: Town, topic: TopicName, on: int) -> None:
+    await town.until(lambda: town.host(topic) is not None)
+    if town.host(topic) is not town.node(on):
+        await town.node(on).cluster.requests.unload(topic, town.node(on).broker.broker_id)
+    await town.settled(topic, on)
+
+
+def test_the_chart_of_all_topics_does_not_draw_what_is_known_as_if_it_were_all() -> None:
+    with opened_town(2) as (browser, town):
+        samples = browser.site.sampler.samples
+        brokers = [str(town.node(number).id) for number in (1, 2)]
+        now = time.time()
+
+        def listen(ago: int, *heard: str) -> None:
+            for broker in heard:
+                counts = TopicCounts(messages_in=1_000.0 - ago)
+                samples.add(broker, Numbers({f"/default/of-{broker}": counts}, {}, {}), now - ago)
+            for broker in {*brokers} - {*heard}:
+                samples.failed(broker, "nobody answers")
+            samples.end_round(brokers, now - ago)
+
+        for ago in range(100, 50, -5):
+            listen(ago, *brokers)
+        healthy = browser.get("/cluster")
+        assert "at least so much" not in healthy.text and 'class="line part' not in healthy.body
+        for ago in range(50, -1, -5):
+            listen(ago, brokers[0])
+        page = browser.get("/cluster")
+        assert "in unknown , at least 1.0" in page.text and "not all brokers answered: at least so much" in page.text
+        assert page.body.count('class="line part c1"') == 1
+        [lines] = re.findall(r'data-lines="([^"]*)"', page.body)
+        into, _ = json.loads(html.unescape(lines))
+        assert into["values"][-1] is None and into["known"][-1] == 1.0
+        assert 2.0 in into["values"] and 1.0 not in into["values"]
+
+
 def test_a_silence_begins_when_the_broker_falls_silent_and_not_when_somebody_opens_a_page() -> None:
     with opened_town(2) as (browser, town):
         browser.run(town.node(2).doors._admin.stop(None))
         browser.sample()  # nobody looks
-        looked_us = browser.run(_now_us(town))
+        looked_us = browser.run(_later_us(town))
         found = browser.run(browser.site.gateway.status())
         [since_us] = [each.since_us for each in found.brokers if each.life == "silent"]
         assert since_us < looked_us
@@ -81,6 +141,24 @@ def test_lag_beside_messages_that_wait_for_rescue_is_lag_all_the_same() -> None:
         page = web.get("/cluster")
         assert "Lag 5,000 messages 1 topic is lagging" in page.text and "nobody lags" not in page.text
         assert "/default/orders orphan" in page.text
+
+
+def test_a_partitioned_topic_is_one_line_among_those_furthest_behind() -> None:
+    with opened() as web:
+        web.run(web.client.create_topic("/default/clicks", partitions=2))
+        samples = web.site.sampler.samples
+        [broker] = [each.broker_id for each in web.run(web.site.gateway.brokers())]
+        parts = [f"/default/clicks-part-{number}" for number in (0, 1)]
+        numbers = Numbers(
+            {part: TopicCounts() for part in parts},
+            {(part, "billing"): SubscriptionCounts(lag=700.0) for part in parts},
+            {},
+        )
+        samples.add(broker, numbers, time.time())
+        samples.end_round([broker], time.time())
+        page = web.get("/cluster")
+        assert "Lag 1,400 messages 1 topic is lagging" in page.text
+        assert page.text.index("/default/clicks 2 partitions lagging") < page.text.index("/default/clicks-part-0")
 
 
 def test_what_went_well_is_not_shown_above_an_outage() -> None:
@@ -105,7 +183,11 @@ async def _begin(site: Site, subject: str, act: Callable[[Operation], Awaitable[
     await settle()
 
 
-async def _now_us(town: Town) -> int:
+async def _later_us(town: Town) -> int:
+    """The time, as soon as it is not what it was: the event loop's clock counts milliseconds."""
+    now = town.clock.time_us()
+    while town.clock.time_us() == now:  # noqa: ASYNC110
+        await asyncio.sleep(0)
     return town.clock.time_us()
 
 

@@ -92,6 +92,17 @@ def test_a_chart_has_a_line_for_every_stretch_without_a_gap() -> None:
     assert json.loads(made.points)[0]["values"] == [1.0, 2.0, None, None, 3.0, None, 4.0]
 
 
+def test_what_is_known_of_a_sum_is_drawn_with_dashes_and_the_legend_says_so() -> None:
+    whole, part = series(5.0, 6.0, None, None, None, 7.0), series(None, None, 2.0, 3.0, 4.0, None)
+    made = chart("Throughput", "messages/s", [Line("in", 1, whole, 4.0, False, part)])
+    assert made.svg.count('class="line c1"') == 2 and made.svg.count('class="line part c1"') == 1
+    assert made.is_partial and made.lines[0].now is None and made.lines[0].at_least == 4.0
+    assert "in: unknown, at least 4 messages/s, now" in made.sentence and "dashed" in made.sentence
+    assert json.loads(made.points)[0]["known"] == [None, None, 2.0, 3.0, 4.0, None]
+    well = chart("Throughput", "messages/s", [Line("in", 1, series(5.0, 6.0), 6.0, True, series(None, None))])
+    assert not well.is_partial and json.loads(well.points)[0]["known"] == []
+
+
 def test_a_chart_begins_with_the_first_sample_but_shows_two_minutes_at_least() -> None:
     long = chart("Lag", "messages", [Line("behind", 3, series(*[None] * 100, *[1.0] * 50))])
     assert len(long.lines[0].series) == 50

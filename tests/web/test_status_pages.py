@@ -12,7 +12,6 @@ from pydanube.admin import calls
 from pydanube.admin.gateway import Gateway
 from pydanube.client.client import Client
 from pydanube.client.grpc.connection import GrpcCall
-from pydanube.web.status_pages import ConnectionRow, SubscriptionRow, grouped, grouped_connections
 from pydanube.wire._pb.pydanube import status_pb2
 from tests.web.pages import Web, opened
 
@@ -44,29 +43,6 @@ def test_all_subscriptions_stand_on_one_page_furthest_behind_first(web: Web) -> 
     assert "Nobody subscribed yet" in web.get("/subscriptions?namespace=system").text
 
 
-def test_the_subscription_of_a_partitioned_topic_is_one_line_with_its_partitions() -> None:
-    def row(topic: str, lag: int, course: str, broker: int) -> SubscriptionRow:
-        state = status_pb2.SubscriptionState(
-            topic=topic,
-            name="audit",
-            lag_messages=lag,
-            lag_seconds=lag / 10,
-            course=course,
-            broker_id=broker,
-            consumers=2,
-        )
-        return SubscriptionRow.of(state, {"1": "a:1", "2": "b:1"})
-
-    parts = [row(f"/default/clicks-part-{number}", 10 * number, "keeping_up", 1 + number % 2) for number in (2, 0, 1)]
-    one, alone = grouped([row("/default/orders", 7, "standing", 1), *parts])
-    assert (one.state.topic, one.lag, one.lag_seconds, one.state.consumers) == ("/default/clicks", 30, 2.0, 2)
-    assert (one.owner, one.chip.word, len(one.parts)) == ("2 brokers", "keeps up", 3)
-    assert [part.state.topic[-1] for part in one.parts] == ["0", "1", "2"]
-    assert (alone.state.topic, alone.parts) == ("/default/orders", ())
-    worse = grouped([*parts, row("/default/clicks-part-3", 1, "falling_behind", 1)])
-    assert worse[0].chip.word == "falling behind"
-
-
 def test_who_is_connected_is_named(web: Web) -> None:
     async def connected() -> str:
         async with (
@@ -83,31 +59,6 @@ def test_who_is_connected_is_named(web: Web) -> None:
     assert "Nobody is connected" in web.get("/connections?topic=/default/quiet").text
     missing = web.get("/connections?topic=/default/nothing")
     assert missing.status == 404 and "/default/nothing" in missing.text
-
-
-def test_a_consumer_of_a_partitioned_topic_is_one_line() -> None:
-    def row(topic: str, name: str, port: int, broker: int, unacked: int = 1) -> ConnectionRow:
-        state = status_pb2.ConnectionState(
-            kind="consumer",
-            name=name,
-            topic=topic,
-            subscription="audit",
-            address=f"10.0.0.5:{port}",
-            since_us=port,
-            unacked=unacked,
-            rate=2.5,
-            broker_id=broker,
-        )
-        return ConnectionRow.of(state, {"1": "a:1", "2": "b:1"})
-
-    parts = [row(f"/default/clicks-part-{number}", "worker", 50 + number, 1 + number % 2) for number in (0, 1, 2)]
-    one, other, alone = grouped_connections(
-        [*parts, row("/default/clicks-part-2", "another", 60, 2), row("/default/orders", "worker", 70, 1)]
-    )
-    assert (one.state.topic, one.state.name, one.state.address) == ("/default/clicks", "worker", "10.0.0.5")
-    assert (one.since_us, one.unacked, one.rate, one.broker, len(one.parts)) == (50, 3, 7.5, "2 brokers", 3)
-    assert (other.state.topic, other.state.address, other.parts) == ("/default/clicks-part-2", "10.0.0.5:60", ())
-    assert alone.state.topic == "/default/orders"
 
 
 def test_the_page_of_connections_has_one_line_for_a_producer_of_all_partitions(web: Web) -> None:

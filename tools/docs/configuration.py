@@ -80,7 +80,9 @@ beside the broker.
 SIGHUP (`systemctl reload`, `kill -HUP`) has the broker read its file again. `log`, `policies` and `stream.limits` hold
 from then on: limits of a namespace for topics that are open, those of `stream.limits` for connections that come. The
 line `configuration reloaded` names what changed and what needs a restart. A file with a mistake changes nothing, and
-the log says why. SIGHUP never ends the broker, not even when the terminal that it was started in is closed.
+the log says why. SIGHUP never ends the broker, not even when the terminal that it was started in is closed: one that
+comes while it starts is heard when it serves. Only in the first twentieth of a second, in which Python itself starts,
+no program can hear it (`nohup danube broker …` covers that, too).
 
 ## Set while the broker runs
 

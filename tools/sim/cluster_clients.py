@@ -145,7 +145,7 @@ class Clients:
     async def produce(self, topic: TopicName, *, until: float) -> None:
         """An idempotent producer: one batch in flight, sent again unchanged until it is answered."""
         name = f"native-{number_of(topic)}"
-        session = sequence = number = 0
+        session = sequence = number = seen_epoch = 0
         await self.pause(0.0, PAUSE_SECONDS[1])
         while self.publishing and self.now() < until:
             texts = [self.text(name, number + row) for row in range(self.dice.choice((1, 1, 2, 3)))]
@@ -158,7 +158,7 @@ class Clients:
                     if not session:
                         session = await self._ask(topic, _open_session)
                         sequence = 0
-                    submission = _submission(session, sequence, texts, name, time_us, self._given)
+                    submission = _submission(session, seen_epoch, sequence, texts, name, time_us, self._given)
                     answer = await self._ask(topic, submission)
                 except (SessionUnknown, OutOfSequence, ProducerFenced):
                     session = 0
@@ -168,6 +168,7 @@ class Clients:
                 else:
                     self._acked(texts, answer)
                     sequence += len(texts)
+                    seen_epoch = max(seen_epoch, answer.epoch)
                     answered = True
             await self.between()
 
@@ -395,9 +396,10 @@ class Clients:
                     if (each.message.payload.endswith(b"!") and gives_up(subscription)) or (
                         not self.quiet and self.dice.random() < 0.03
                     ):
-                        if in_flight(subscription, each.offset, each.offset + 1):
+                        counts = in_flight(subscription, each.offset, each.offset + 1)
+                        subscription.nack(each.offset, 0.1)  # raises while the topic is frozen: then it is no try
+                        if counts:
                             self.history.add(Nacked(label, name, each.offset, topic.ownership.epoch, self.now()))
-                        subscription.nack(each.offset, 0.1)
                     else:
                         if native:
                             subscription.ack_ranges((OffsetRange(each.offset, each.offset + 1),))
@@ -489,6 +491,7 @@ async def _open_session(node: Node, topic: AnyTopic) -> int:
 
 def _submission(
     session: int,
+    seen_epoch: int,
     sequence: int,
     texts: list[str],
     name: str,
@@ -497,6 +500,7 @@ def _submission(
 ) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
     async def submit(node: Node, topic: AnyTopic) -> Answer:
         assert topic.reliable
+        topic.check_not_older(session, seen_epoch)  # as where a client opens its producer with a session
         batch = encode_columns(
             [text.encode() for text in texts],
             struct.pack("<q", time_us) * len(texts),

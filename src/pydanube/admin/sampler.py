@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from pydanube.admin import values
 from pydanube.admin.gateway import KnownBroker
 from pydanube.admin.metrics_text import parse_in_steps
 from pydanube.admin.samples import Samples
@@ -30,17 +31,19 @@ SIZE_MAX_BYTES: Final = 64 * 1024 * 1024
 class Sampler:
     """`brokers` are asked for anew in every round.
 
-    So is how they are doing (`look`), of several: the broker that is asked remembers since when another is silent.
+    So is how a cluster is doing (`look`): the broker that is asked remembers since when another is silent, and while
+    topics have no server the sums over all of them are not known.
     """
 
     def __init__(
         self,
         brokers: Callable[[], Awaitable[Sequence[KnownBroker]]],
         samples: Samples | None = None,
-        look: Callable[[], Awaitable[object]] | None = None,
+        look: Callable[[], Awaitable[values.ClusterStatus]] | None = None,
     ) -> None:
         self.samples = samples or Samples()
         self._look = look
+        self._is_alone = False
         self.unreachable: str = ""  # why the brokers themselves are not known
         self._brokers = brokers
         self._watched_at = time.monotonic()
@@ -77,14 +80,19 @@ class Sampler:
                 self.samples.failed(broker, str(error))
             return
         self.unreachable = ""
-        await asyncio.gather(self._ask(len(brokers)), *(self._sample(broker) for broker in brokers))
-        for _ in self.samples.end_round_in_steps([each.broker_id for each in brokers], time.time()):
+        unserved, *_ = await asyncio.gather(self._unserved(), *(self._sample(broker) for broker in brokers))
+        names = [each.broker_id for each in brokers]
+        for _ in self.samples.end_round_in_steps(names, time.time(), is_complete=not unserved):
             await asyncio.sleep(0)
 
-    async def _ask(self, brokers: int) -> None:
-        if self._look is not None and brokers > 1:
+    async def _unserved(self) -> int:
+        """Topics that no broker serves, as far as is known. A broker that is alone is asked once: it serves all."""
+        if self._look is not None and not self._is_alone:
             with contextlib.suppress(DanubeError):  # the pages ask as well, and say why
-                await self._look()
+                found = await self._look()
+                self._is_alone = found.is_standalone
+                return found.topics_unserved
+        return 0
 
     async def _sample(self, broker: KnownBroker) -> None:
         try:

@@ -5,6 +5,7 @@
     samples.end_round(["17"], at=clock())               when all brokers were asked
     samples.topic("/default/orders").messages_in        per second, at the moment
     samples.series(samples.topic("/default/orders"), "lag")     [(time, value or None), …], one per slot
+    samples.known_part(samples.cluster, "messages_in", 900)     of a sum, where a part of it is not known
 
 Nothing here reads a clock or a socket: `sampler.py` does. Time is seconds since 1970, as the caller says.
 
@@ -28,6 +29,7 @@ SERIES_MAX: Final = 6_000  # topics and subscriptions with a past
 STALE_SECONDS: Final = 12  # without a sample its numbers are not known any more
 GONE_SECONDS: Final = 300  # and after so long it is forgotten
 STEP: Final = 250  # things per step, about a millisecond
+AT_LEAST: Final = "at least "  # before a flow of the cluster: what is known of it while not all brokers are heard
 ERRORS: Final = "errors "  # before a status code: the rate of sends that were refused with it
 
 K = TypeVar("K", str, tuple[str, str])
@@ -80,7 +82,7 @@ class Samples:
         slot = slot_of(self.at)
         first = (slot - count + 1) * SLOT_SECONDS
         if thing.parts:
-            return _summed([self.series(part, name, count) for part in thing.parts])
+            return _whole([self.series(part, name, count) for part in thing.parts])
         ring = thing.rings.get(name)
         values = ring.series(slot, count) if ring is not None else iter([None] * count)
         return [(float(first + place * SLOT_SECONDS), value) for place, value in enumerate(values)]
@@ -90,7 +92,7 @@ class Samples:
         if seconds <= SLOTS * SLOT_SECONDS:
             return self.series(thing, name, max(seconds // SLOT_SECONDS, 2))
         if thing.parts:
-            return _summed([self.past(part, name, seconds) for part in thing.parts])
+            return _whole([self.past(part, name, seconds) for part in thing.parts])
         now = slot_of(self.at)
         last, count = now // MINUTE, min(seconds // 60, MINUTES)
         first = last - count + 1
@@ -103,6 +105,18 @@ class Samples:
                 same = [each for time, each in recent if slot_of(time) // MINUTE - first == place]
                 values[place] = mean_of(same)
         return [(float((first + place) * 60), value) for place, value in enumerate(values)]
+
+    def known_part(self, thing: Thing, name: str, seconds: int) -> Series:
+        """Of a sum, where `past` has nothing because a part is not known: the rest. None everywhere else."""
+        if thing.parts:
+            parts = [self.past(part, name, seconds) for part in thing.parts]
+            whole, rest = _whole(parts), _rest(parts)
+        else:
+            whole, rest = self.past(thing, name, seconds), self.past(thing, f"{AT_LEAST}{name}", seconds)
+        return [
+            (at, value if known is None else None)
+            for (at, known), (_, value) in zip(_without_late_looks(whole), rest, strict=True)
+        ]
 
     def minute_series(self, thing: Thing, name: str) -> Series:
         """The same of a rate: each value is of the minute up to then, or of as much of it as was looked at."""
@@ -193,12 +207,15 @@ class Samples:
         """It could not be asked. What it said last stays until it is too old."""
         self.failures[broker_id] = why
 
-    def end_round(self, brokers: Iterable[str], at: float) -> None:
-        for _ in self.end_round_in_steps(brokers, at):
+    def end_round(self, brokers: Iterable[str], at: float, *, is_complete: bool = True) -> None:
+        for _ in self.end_round_in_steps(brokers, at, is_complete=is_complete):
             pass
 
-    def end_round_in_steps(self, brokers: Iterable[str], at: float) -> Iterator[None]:
-        """All of `brokers` were asked: sums are made, slots are filled, what is long gone is forgotten."""
+    def end_round_in_steps(self, brokers: Iterable[str], at: float, *, is_complete: bool = True) -> Iterator[None]:
+        """All of `brokers` were asked: sums are made, slots are filled, what is long gone is forgotten.
+
+        Without `is_complete` there are topics that none of them serves.
+        """
         self.at = at
         present = set(brokers)
         for gone in self._heard.keys() - present:
@@ -221,7 +238,7 @@ class Samples:
                     thing.put(slot, name, thing.levels.get(name, math.nan))
                 elif is_seen:
                     thing.put(slot, name, rate.of_slot(slot))
-        self._sum_up(slot)
+        self._sum_up(slot, present - self.failures.keys(), is_complete and not self.failures)
         self._forget()
 
     def _everything(self) -> Iterator[tuple[Thing, tuple[str, ...]]]:
@@ -232,16 +249,18 @@ class Samples:
         for thing in list(self.subscriptions.values()):
             yield thing, ("messages_out", "lag", "redeliveries")
 
-    def _sum_up(self, slot: int) -> None:
+    def _sum_up(self, slot: int, heard: Iterable[str], is_complete: bool) -> None:
+        """What a broker said before it fell silent, or left, is no part of what flows now."""
         cluster = self.cluster
         cluster.seen_at = self.at
+        brokers = [self.brokers[each] for each in heard if each in self.brokers]
         for name in FLOWS:
-            cluster.levels[name] = sum(each.rate(name) for each in self.brokers.values())
-            if any(each.rates for each in self.brokers.values()):
-                cluster.put(slot, name, cluster.levels[name])
+            cluster.levels[name] = sum(each.rate(name) for each in brokers)
+            if any(each.rates for each in brokers):
+                cluster.put(slot, name if is_complete else f"{AT_LEAST}{name}", cluster.levels[name])
         lags = [each.lag for each in self.topics.values() if each.lag is not None]
         cluster.levels["lag"] = float(sum(lags)) if lags else math.nan
-        cluster.put(slot, "lag", cluster.levels["lag"])
+        cluster.put(slot, "lag" if is_complete else f"{AT_LEAST}lag", cluster.levels["lag"])
 
     def _thing(self, things: dict[K, Thing], key: K, at: float) -> Thing:
         thing = things.get(key)
@@ -268,12 +287,31 @@ def sum_of(things: Sequence[Thing], lag: float) -> Thing:
     return Thing(levels=levels, has_past=False, parts=tuple(things))
 
 
-def _summed(series: Sequence[Series]) -> Series:
-    """Slot by slot; unknown where none is known."""
+def _whole(parts: Sequence[Series]) -> Series:
+    """Slot by slot; unknown where one of them is."""
+    return _summed([_without_late_looks(part) for part in parts], len(parts))
+
+
+def _rest(parts: Sequence[Series]) -> Series:
+    """Slot by slot, what is known; unknown where none is."""
+    return _summed(parts, 1)
+
+
+def _summed(parts: Sequence[Series], known_min: int) -> Series:
     found: Series = []
-    for column in zip(*series, strict=True):
+    for column in zip(*parts, strict=True):
         known = [value for _, value in column if value is not None]
-        found.append((column[0][0], sum(known) if known else None))
+        found.append((column[0][0], sum(known) if len(known) >= known_min else None))
+    return found
+
+
+def _without_late_looks(series: Series) -> Series:
+    """One look that came late is no gap: its slot has what the slot before has."""
+    found = list(series)
+    for place, (at, value) in enumerate(series):
+        is_last = place + 1 == len(series)
+        if value is None and place and (is_last or series[place + 1][1] is not None):
+            found[place] = (at, series[place - 1][1])
     return found
 
 

@@ -6,6 +6,7 @@ subscription for all. The broker that answered records it, once it has succeeded
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
@@ -15,6 +16,9 @@ from google.protobuf.descriptor import MethodDescriptor
 from pydanube.api.grpc.forward import is_forwarded
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
+from pydanube.core.names import TopicName
+from pydanube.errors import ConfigError
+from pydanube.wire._pb.pydanube import status_pb2 as status_pb
 from pydanube.wire._pb.pydanube import stream_pb2 as stream_pb
 from pydanube.wire.convert import ASKED_BY_HEADER
 
@@ -38,7 +42,9 @@ NATIVE: Final = {
     "seek": "SeekSubscription",
 }
 
-NOTED: Final = "NoteOrder"  # names what was done through the native port, as a call
+NOTED: Final = "NoteOrder"  # names what was done by producing and consuming, as a call
+NATIVE_NOTED: Final = "note_order"
+CALL: Final = re.compile(r"[A-Z][A-Za-z]{1,39}")
 
 Told: TypeAlias = Callable[[Any, Any], None]
 
@@ -72,10 +78,20 @@ class Orders:
 def tell_native(broker: Broker, command: stream_pb.Command, answer: Mapping[str, Any], caller: Caller) -> None:
     """A request of the native protocol succeeded."""
     kind = command.WhichOneof("kind") or ""
-    if kind in NATIVE:
+    if kind == NATIVE_NOTED:
+        broker.events.tell("order", sentence_of(command.note_order.order, command.note_order), caller.address)
+    elif kind in NATIVE:
         found = answer.get("offset_found")
         where = f" offset={found.offset}" if found is not None else ""
         broker.events.tell("order", sentence_of(NATIVE[kind], getattr(command, kind)) + where, caller.address)
+
+
+def check_noted(request: status_pb.NoteOrderRequest | stream_pb.NoteOrder) -> None:
+    """Raises ConfigError and InvalidName: a sentence among the events is made of nothing but names and numbers."""
+    if not CALL.fullmatch(request.order):
+        raise ConfigError("order", request.order[:VALUE_MAX], "the name of a call, as RedriveLetters")
+    for name in (request.topic, *filter(None, [request.to_topic])):
+        TopicName(name)
 
 
 def _asked_by(context: Any) -> str:

@@ -101,6 +101,7 @@ async def serve(
     finally:
         for number in (*SIGNALS, signal.SIGHUP):
             loop.remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing left to reload, and the exit code is known
 
 
 def check_ports(config: Config) -> None:

@@ -155,8 +155,8 @@ class Observer:
                 await asyncio.sleep(0)
             standing = subscription.standing()
             each = self._behind.get((topic.name, subscription.name))
-            if each is not None and standing.lag and each.offset != standing.next_unacked:
-                wanted.append((each.looked_up, len(wanted), each, topic, standing.next_unacked))
+            if each is not None and standing.lag and each.offset != standing.oldest_open:
+                wanted.append((each.looked_up, len(wanted), each, topic, standing.oldest_open))
         for _, _, each, topic, offset in sorted(wanted, key=lambda found: found[:2])[:LOOKUPS_MAX]:
             await self._look_up_one(each, topic, offset)
 
@@ -192,8 +192,8 @@ class Observer:
         """The same, and the oldest message is looked up now."""
         standing = subscription.standing()
         each = self._behind.setdefault((topic.name, subscription.name), _Behind())
-        if standing.lag and each.offset != standing.next_unacked:
-            await self._look_up_one(each, topic, standing.next_unacked)
+        if standing.lag and each.offset != standing.oldest_open:
+            await self._look_up_one(each, topic, standing.oldest_open)
         return self.late(topic, subscription)
 
     # --- the broker -----------------------------------------------------------------------------------
@@ -315,12 +315,12 @@ def _buckets(histogram: Histogram) -> LatencyBuckets:
 def _age(each: _Behind, standing: Standing, now_us: int) -> float | None:
     """Seconds that the oldest message waits that was not acknowledged. None: not known."""
     came = standing.head - each.head  # since the last look
-    if each.offset != standing.next_unacked and came > 0 and standing.next_unacked >= each.head:
+    if each.offset != standing.oldest_open and came > 0 and standing.oldest_open >= each.head:
         # All that waits came since then: as evenly as anything else, for all that is known.
-        share = (standing.head - standing.next_unacked) / came
+        share = (standing.head - standing.oldest_open) / came
         return share * max(now_us - (each.head_us or now_us), 0) / 1e6
     # What was looked up a few seconds ago may be acknowledged by now: then the oldest is younger than this.
-    if each.appended_us is None or each.offset > standing.next_unacked:
+    if each.appended_us is None or each.offset > standing.oldest_open:
         return None
     return max(now_us - each.appended_us, 0) / 1e6
 

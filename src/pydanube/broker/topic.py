@@ -30,6 +30,7 @@ from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic_reader import TopicReader
 from pydanube.core import keys
+from pydanube.core.commit.sessions import epoch_of_session
 from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import Ranges
@@ -288,6 +289,16 @@ class Topic(TopicReader):
         self.metrics.bytes_in.inc(size_bytes)
         self.metrics.sizes.add(size_bytes / max(rows, 1), rows)
         return future
+
+    def check_not_older(self, session: int, seen_epoch: int) -> None:
+        """Raises NotServed if a newer owner has answered this producer: in a receipt, or by issuing its session.
+
+        This broker may serve the topic until its lease ends without knowing that it is lost. A producer that came back
+        to it from the newer owner would be acknowledged for batches that the rescue of this epoch takes for copies:
+        of one session, everything behind what a newer epoch accepted counts as resent.
+        """
+        if max(epoch_of_session(session), seen_epoch) > self.ownership.epoch:
+            raise NotServed(self.name, "a newer owner has answered this producer; this broker is about to learn of it")
 
     async def open_session(self, producer: ProducerId) -> int:
         """A new idempotent session of this producer; older ones are fenced."""

@@ -24,6 +24,7 @@ import typer
 
 from pydanube import __version__
 from pydanube.cli.exits import Exit, code_of
+from pydanube.cli.hangups import HANGUPS
 from pydanube.config.flags import Flags
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def broker(**given: Any) -> None:
     if flags.check:
         _check(flags)
         return
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a broker that can read its configuration again
+    HANGUPS.remember()  # until there is a broker that can read its configuration again
+    HANGUPS.forget()  # what came before is answered by reading it now
     config = load(flags)
     as_json = config.lines.format == "json"
     configure_logging(level=config.lines.level, as_json=config.lines.format == "json")
@@ -98,7 +100,7 @@ def broker(**given: Any) -> None:
         log.warning("configuration", extra={"warning": warning})
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            announce = _print_banner_in_json if as_json else _print_banner
+            announce = functools.partial(_announce, as_json)
             runner.run(serve(config, announce, lambda: load(flags), _pages(config.web_addr)))
     except DanubeError as error:
         if not as_json:
@@ -149,6 +151,12 @@ def _check(flags: Flags) -> None:
             print("The configuration is good. Nothing was started.")
     if found.problems:
         raise typer.Exit(Exit.USAGE)
+
+
+def _announce(as_json: bool, at: Listening) -> None:
+    (_print_banner_in_json if as_json else _print_banner)(at)
+    if HANGUPS.came:  # between reading the configuration and serving, whose handler is there by now
+        signal.raise_signal(signal.SIGHUP)
 
 
 def _print_banner_in_json(at: Listening) -> None:

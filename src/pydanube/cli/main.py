@@ -6,6 +6,9 @@ A user never sees a traceback. What we know is wrong is one line on stderr and a
 where it came from.
 """
 
+import pydanube.cli.hangups  # noqa: F401  first of all: from here on a SIGHUP does not end a broker
+
+# isort: split
 import contextlib
 import os
 import sys

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -24,13 +25,15 @@ from pydanube.cli.output import Output, OutputOption, payload_fields, payload_te
 from pydanube.cli.places import parse_time
 from pydanube.client.grpc.connection import target
 from pydanube.core.cluster.conditions import count as counted
-from pydanube.errors import ConfigError
+from pydanube.errors import ConfigError, DanubeError
 
 if TYPE_CHECKING:
     from pydanube.admin.letters import Letter, Selection
     from pydanube.admin.redrive import Outcome
+    from pydanube.client.client import Client
 
 WHICH: Final = "Which of them (all that are given must fit)"
+NOTE_SECONDS: Final = 5.0
 TIME: Final = "a time as 2026-11-15T09:00:00Z, or 30s, 15m, 2h or 7d ago"
 
 HELP: Final = """Send dead letters back to the topics they came from, each of them once.
@@ -134,6 +137,7 @@ def redrive(
 async def _redrive(
     url: str, topic: str, selection: Selection, to: str | None, dry_run: bool, limit: int | None
 ) -> Outcome:
+    """Whatever ends it, Ctrl-C too: what was sent is recorded in the log of events."""
     from pydanube.admin.redrive import redrive
     from pydanube.cli.native import connected
 
@@ -141,13 +145,33 @@ async def _redrive(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("looking", total=None)
+        sent = 0
 
         def show(outcome: Outcome) -> None:
+            nonlocal sent
+            sent = outcome.sent
             doing = f"{outcome.selected:,} found" if dry_run else f"{outcome.sent:,} sent"
             bar.update(task, description=doing, total=outcome.end - outcome.first, completed=outcome.at - outcome.first)
 
         async with connected(url) as client:
-            return await redrive(client, topic, selection, to=to, dry_run=dry_run, limit=limit, progress=show)
+            try:
+                outcome = await redrive(client, topic, selection, to=to, dry_run=dry_run, limit=limit, progress=show)
+                sent = outcome.sent
+                return outcome
+            finally:
+                if sent:
+                    await _note(client, topic, to, sent)
+
+
+async def _note(client: Client, topic: str, to: str | None, sent: int) -> None:
+    """The messages are sent: that this cannot be written down is said, and no failure."""
+    why = "its broker is of an older version"
+    try:
+        if await client.note_order("RedriveLetters", topic, to=to or "", count=sent, timeout=NOTE_SECONDS):
+            return
+    except DanubeError as error:
+        why = str(error)
+    print(f"danube: {counted(sent, 'message')} sent, which `danube admin events` does not show: {why}", file=sys.stderr)
 
 
 def _offsets(text: str | None) -> tuple[int, int | None]:

@@ -15,7 +15,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 from google.protobuf.message import Message
@@ -23,6 +23,13 @@ from rich.console import Console
 from rich.text import Text
 
 from pydanube.admin import calls, values
+from pydanube.admin.partitioned import (
+    ConnectionGroup,
+    SubscriptionGroup,
+    connection_groups,
+    partition_count,
+    subscription_groups,
+)
 from pydanube.cli.admin import app, ask, brokers
 from pydanube.cli.cluster import BrokerArgument
 from pydanube.cli.completion import namespace_names, topic_names
@@ -36,7 +43,12 @@ from pydanube.errors import ConfigError
 UNKNOWN: Final = "unknown"
 
 TopicOption = Annotated[str, typer.Option(help="Only this topic.", autocompletion=topic_names)]
-CountOption = Annotated[int, typer.Option("--count", "-c", min=1, max=10_000, help="At most so many.")]
+COUNT_MAX: Final = 10_000
+CountOption = Annotated[int, typer.Option("--count", "-c", min=1, max=COUNT_MAX, help="At most so many.")]
+PartitionsOption = Annotated[
+    bool, typer.Option("--partitions", help="Every partition of a partitioned topic in a line of its own.")
+]
+Found: TypeAlias = values.SubscriptionList | values.ConnectionList
 
 
 @app.command("status")
@@ -169,17 +181,24 @@ def list_subscriptions(
     namespace: Annotated[str, typer.Option(help="Only this namespace.", autocompletion=namespace_names)] = "",
     topic: TopicOption = "",
     count: CountOption = 1_000,
+    partitions: PartitionsOption = False,
     output: OutputOption = Output.table,
 ) -> None:
-    """All subscriptions of the cluster, furthest behind first, in messages and in time."""
-    found = ask(calls.list_subscriptions(count, namespace=namespace, topic=topic))
+    """All subscriptions of the cluster, furthest behind first, in messages and in time.
+
+    Those of a partitioned topic are one line. JSON has every partition.
+    """
+    found = ask(calls.list_subscriptions(COUNT_MAX, namespace=namespace, topic=topic))
     if output is Output.json:
-        rows = [_subscription_fields(each) for each in found.subscriptions]
-        _print_all("subscriptions", rows, found.left_out, found.unknown)
+        _print_all("subscriptions", [_subscription_fields(each) for each in found.subscriptions[:count]], found, count)
         return
-    columns = ("topic", "subscription", "type", "lag", "behind", "caught up in", "consumers", "unacked")
-    print_rows([_subscription_row(each) for each in found.subscriptions], columns, Output.table)
-    _print_rest(found.left_out, found.unknown, "subscriptions")
+    if partitions:
+        groups = [SubscriptionGroup(each, each.lag_messages) for each in found.subscriptions]
+    else:
+        groups = subscription_groups(found)
+    columns = ("topic", "subscription", "type", "lag", "behind", "caught up in", "consumers", "unacked", "partitions")
+    print_rows([_subscription_row(each) for each in groups[:count]], columns, Output.table)
+    _print_rest("subscriptions", len(groups) - count, found)
 
 
 def _subscription_fields(each: values.SubscriptionState) -> dict[str, object]:
@@ -196,18 +215,21 @@ def _subscription_fields(each: values.SubscriptionState) -> dict[str, object]:
     }
 
 
-def _subscription_row(each: values.SubscriptionState) -> dict[str, object]:
+def _subscription_row(group: SubscriptionGroup) -> dict[str, object]:
+    each = group.state
     lag, seconds, hope = (_optional(each, name) for name in ("lag_messages", "lag_seconds", "catch_up_seconds"))
-    behind = words(seconds) if seconds is not None else UNKNOWN if lag else None
+    behind = words(seconds) if seconds is not None else UNKNOWN if lag or group.unanswered else None
+    known = f"{lag:,.0f}" if lag is not None else None
     return {
         "topic": each.topic,
         "subscription": each.name,
         "type": each.type,
-        "lag": f"{lag:,.0f}" if lag is not None else None,
+        "lag": f"{UNKNOWN}, at least {group.lag_at_least:,}" if group.unanswered else known,
         "behind": behind,
         "caught up in": f"about {words(hope)}" if hope is not None else each.course.replace("_", " ") or None,
         "consumers": each.consumers,
         "unacked": each.unacked,
+        "partitions": partition_count(group) or None,
     }
 
 
@@ -215,16 +237,24 @@ def _subscription_row(each: values.SubscriptionState) -> dict[str, object]:
 
 
 @app.command("connections")
-def connections(topic: TopicOption = "", count: CountOption = 1_000, output: OutputOption = Output.table) -> None:
-    """Who is connected: producers and consumers, from where, since when, with what client."""
-    found = ask(calls.list_connections(topic, count))
+def connections(
+    topic: TopicOption = "",
+    count: CountOption = 1_000,
+    partitions: PartitionsOption = False,
+    output: OutputOption = Output.table,
+) -> None:
+    """Who is connected: producers and consumers, from where, since when, with what client.
+
+    One that is connected to several partitions of a topic is one line. JSON has every partition.
+    """
+    found = ask(calls.list_connections(topic, COUNT_MAX))
     if output is Output.json:
-        rows = [_connection_fields(each) for each in found.connections]
-        _print_all("connections", rows, found.left_out, found.unknown)
+        _print_all("connections", [_connection_fields(each) for each in found.connections[:count]], found, count)
         return
-    columns = ("topic", "kind", "name", "subscription", "address", "since", "client", "unacked", "rate")
-    print_rows([_connection_row(each) for each in found.connections], columns, Output.table)
-    _print_rest(found.left_out, found.unknown, "connections")
+    groups = [ConnectionGroup(each) for each in found.connections] if partitions else connection_groups(found)
+    columns = ("topic", "kind", "name", "subscription", "address", "since", "client", "unacked", "rate", "partitions")
+    print_rows([_connection_row(each) for each in groups[:count]], columns, Output.table)
+    _print_rest("connections", len(groups) - count, found)
 
 
 def _connection_fields(each: values.ConnectionState) -> dict[str, object]:
@@ -240,7 +270,8 @@ def _connection_fields(each: values.ConnectionState) -> dict[str, object]:
     }
 
 
-def _connection_row(each: values.ConnectionState) -> dict[str, object]:
+def _connection_row(group: ConnectionGroup) -> dict[str, object]:
+    each = group.state
     rate, unacked = _optional(each, "rate"), _optional(each, "unacked")
     return {
         "topic": each.topic,
@@ -252,6 +283,7 @@ def _connection_row(each: values.ConnectionState) -> dict[str, object]:
         "client": " ".join(part for part in (each.client, each.protocol) if part) or UNKNOWN,
         "unacked": f"{unacked:,.0f}" if unacked is not None else None,
         "rate": f"{rate:,.1f}/s" if rate is not None else UNKNOWN,
+        "partitions": partition_count(group) or None,
     }
 
 
@@ -272,23 +304,30 @@ def events(count: CountOption = 100, output: OutputOption = Output.table) -> Non
 # --- helpers --------------------------------------------------------------------------------------------
 
 
-def _print_all(
-    name: str, rows: Sequence[Mapping[str, object]], left_out: int, unknown: Sequence[values.UnknownBroker]
-) -> None:
+def _print_all(name: str, rows: Sequence[Mapping[str, object]], found: Found, count: int) -> None:
     silent = [
         {"broker_id": id_text(each.broker_id), "broker_addr": each.address, "why": each.why, "topics": each.topics}
-        for each in unknown
+        for each in found.unknown
     ]
-    print(json.dumps({name: rows, "left_out": left_out, "unknown": silent}, indent=2, ensure_ascii=False))
+    left_out = found.left_out + max(_size(found) - count, 0)
+    told = {name: rows, "left_out": left_out, "unknown": silent, "unserved": found.unserved}
+    print(json.dumps(told, indent=2, ensure_ascii=False))
 
 
-def _print_rest(left_out: int, unknown: Sequence[values.UnknownBroker], what: str) -> None:
+def _size(found: Found) -> int:
+    return len(found.subscriptions if isinstance(found, values.SubscriptionList) else found.connections)
+
+
+def _print_rest(what: str, more: int, found: Found) -> None:
     """On standard error, so that scripts that count lines do not count these."""
+    left_out = found.left_out + max(more, 0)
     if left_out:
         print(f"… and {left_out:,} more; --count shows more of them", file=sys.stderr)
-    for each in unknown:
+    for each in found.unknown:
         who = each.address.rpartition("://")[2] or str(each.broker_id)
         print(f"unknown: the {what} of {counted(each.topics, 'topic')} at broker {who}: {each.why}", file=sys.stderr)
+    if found.unserved:
+        print(f"unknown: the {what} of {counted(found.unserved, 'topic')} that no broker serves", file=sys.stderr)
 
 
 def _optional(message: Message | None, name: str) -> Any:

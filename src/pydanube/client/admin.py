@@ -179,6 +179,17 @@ class NativeAdmin:
         connection = await self._connection(topic)
         await connection.request(pb.Command(swap_objects=request), "done")
 
+    async def note_order(self, request: pb.NoteOrder, timeout: float | None) -> bool:
+        async def attempt() -> bool:
+            connection = await self._connection(None)
+            if not connection.welcome.result().notes_orders:
+                return False
+            await self._ask(connection, None, pb.Command(note_order=request), "done")
+            return True
+
+        seconds = self.timeout if timeout is None else timeout
+        return await self._brokers.retry_until(f"note {request.order} {request.topic}", seconds, attempt)
+
     async def list_topics(self, namespace: str | None, timeout: float | None) -> list[str]:
         found: list[str] = []
         while True:

@@ -325,6 +325,15 @@ class Client:
         """
         await self._admin.swap_objects(topic, old, new)
 
+    async def note_order(
+        self, order: str, topic: str, *, to: str = "", count: int | None = None, timeout: float | None = None
+    ) -> bool:
+        """Has a broker write into the log of events what an operator had this client do: `RedriveLetters`.
+
+        False if the broker is older than this call.
+        """
+        return await self._admin.note_order(pb.NoteOrder(order=order, topic=topic, to_topic=to, count=count), timeout)
+
     async def list_topics(self, namespace: str | None = None, *, timeout: float | None = None) -> list[str]:
         """All topics, or those of one namespace, by name."""
         return await self._admin.list_topics(namespace, timeout)

@@ -77,6 +77,7 @@ class PartitionProducer(PartitionHandle):
         self._loop = asyncio.get_running_loop()
         self._time_ns = brokers.connector.time_ns
         self._machine = ProducerMachine(OpenBatch, settings)
+        self._seen_epoch = 0  # the highest in a receipt
         self._produce = pb.Command()  # what goes in front of every batch; the connection numbers it
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._lost_error: DanubeError | None = None  # of a message whose receipt is not awaited: `flush` raises it
@@ -257,6 +258,8 @@ class PartitionProducer(PartitionHandle):
     def _resolve(self, batch: OpenBatch, receipt: pb.Receipt) -> None:
         self._progressed()
         topic, offset, epoch, duplicate = self.topic, receipt.offset, receipt.epoch, receipt.duplicate
+        if epoch > self._seen_epoch:
+            self._seen_epoch = epoch
         durability = DURABILITIES.get(receipt.durability, "memory")
         step = 1 if durability != "memory" else 0
         for row, waiter, _ in batch.waiters:
@@ -298,6 +301,7 @@ class PartitionProducer(PartitionHandle):
             exclusive=settings.exclusive,
             schema_subject=settings.schema_subject,
             session=self._machine.session,
+            seen_epoch=self._seen_epoch,
             without_session=not settings.idempotent,
         )
         try:

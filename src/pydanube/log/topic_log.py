@@ -73,6 +73,7 @@ class TopicLog(LogReading, SegmentedLog):
         newest = recovered.epochs[-1] if recovered.epochs else RecoveredEpoch(0, "")
         known = handed_over or HandedOver(newest.sessions)
         known.sessions.adopts_unknown |= adopts_unknown
+        known.sessions.epoch = epoch
         SegmentedLog.__init__(
             self,
             recovered.topic,

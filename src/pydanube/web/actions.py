@@ -279,15 +279,22 @@ def start_redrive(site: Site, topic: TopicName, form: Mapping[str, str]) -> Oper
     to = TopicName(form["to"].strip()) if form.get("to", "").strip() else None
 
     async def run(operation: Operation) -> None:
+        sent = 0
+
         def tell(outcome: Outcome) -> None:
+            nonlocal sent
+            sent = outcome.sent
             operation.sentence = f"looked at {outcome.at - outcome.first:,} of {outcome.end - outcome.first:,}"
             operation.facts = outcome_facts(outcome)
 
         client = await site.gateway.client()
-        outcome = await redrive(client, topic, selection, to=to, dry_run=dry_run, limit=limit, progress=tell)
-        site.gateway.forget()
-        if outcome.sent:
-            await site.gateway.note("RedriveLetters", topic, to=to or "", sent=outcome.sent)
+        try:
+            outcome = await redrive(client, topic, selection, to=to, dry_run=dry_run, limit=limit, progress=tell)
+            sent = outcome.sent
+        finally:
+            site.gateway.forget()
+            if sent:
+                await site.gateway.note("RedriveLetters", topic, to=to or "", sent=sent)
         operation.facts = outcome_facts(outcome)
         verb = "would be sent" if dry_run else "sent"
         number = outcome.selected if dry_run else outcome.sent

@@ -27,7 +27,8 @@ POINTS_MIN: Final = 24
 class Line(NamedTuple):
     """`colour` is 1 to 4, a class of the style sheet. `current` is what the legend says; None: the series' newest.
 
-    Without `is_known` the legend says that it is not: the newest of the series is of the past.
+    Without `is_known` the legend says that it is not: the newest of the series is of the past. `known_part` is a sum
+    without those parts of it that are not known; it is drawn with dashes where the series has a gap.
     """
 
     label: str
@@ -35,6 +36,18 @@ class Line(NamedTuple):
     series: Series
     current: float | None = None
     is_known: bool = True
+    known_part: Sequence[tuple[float, float | None]] = ()
+
+    @property
+    def at_least(self) -> float | None:
+        """What is known of it now, if it is a sum and not all of it is known."""
+        if self.now is not None or not self.has_known_part:
+            return None
+        return self.current if self.current is not None else self.known_part[-1][1]
+
+    @property
+    def has_known_part(self) -> bool:
+        return any(value is not None for _, value in self.known_part)
 
     @property
     def now(self) -> float | None:
@@ -43,6 +56,10 @@ class Line(NamedTuple):
         if self.current is not None:
             return self.current
         return next((value for _, value in reversed(self.series) if value is not None), None)
+
+    def from_place(self, place: int) -> Line:
+        """Without what was before."""
+        return self._replace(series=self.series[place:], known_part=self.known_part[place:])
 
 
 class Chart(NamedTuple):
@@ -65,7 +82,8 @@ class Chart(NamedTuple):
                 {
                     "label": line.label,
                     "colour": line.colour,
-                    "values": [None if value is None else round(value, 1) for _, value in line.series],
+                    "values": _rounded(line.series),
+                    "known": _rounded(line.known_part) if line.has_known_part else [],
                 }
                 for line in self.lines
             ],
@@ -73,30 +91,43 @@ class Chart(NamedTuple):
         )
 
     @property
+    def is_partial(self) -> bool:
+        """Somewhere in it a part of a sum is not known."""
+        return any(line.has_known_part for line in self.lines)
+
+    @property
     def sentence(self) -> str:
         """The picture in words, for those who do not see it."""
         minutes = (self.last - self.first) / 60
         told = [
-            f"{line.label}: {'unknown' if line.now is None else f'{line.now:,.0f} {self.unit}'} now, "
+            f"{line.label}: {self._now(line)} now, "
             f"{max((value for _, value in line.series if value is not None), default=0):,.0f} at most"
             for line in self.lines
         ]
-        return f"{self.title}, the last {minutes:.0f} minutes. " + "; ".join(told)
+        partial = ". Where it is dashed not all brokers answered: at least so much" if self.is_partial else ""
+        return f"{self.title}, the last {minutes:.0f} minutes. " + "; ".join(told) + partial
+
+    def _now(self, line: Line) -> str:
+        if line.now is not None:
+            return f"{line.now:,.0f} {self.unit}"
+        return "unknown" if line.at_least is None else f"unknown, at least {line.at_least:,.0f} {self.unit},"
 
 
 def chart(title: str, unit: str, lines: Sequence[Line]) -> Chart:
     """Begins with the first sample: a quarter of an hour of nothing is no picture. Two minutes are the least."""
-    known = [next((place for place, (_, value) in enumerate(line.series) if value is not None), None) for line in lines]
-    places = [place for place in known if place is not None]
+    drawn = [series for line in lines for series in (line.series, line.known_part)]
+    places = [place for series in drawn for place, (_, value) in enumerate(series) if value is not None]
     first = max(min(min(places, default=0), len(lines[0].series) - POINTS_MIN), 0)
-    lines = [line._replace(series=line.series[first:]) for line in lines]
-    values = [value for line in lines for _, value in line.series if value is not None]
+    lines = [line.from_place(first) for line in lines]
+    values = [value for line in lines for _, value in (*line.series, *line.known_part) if value is not None]
     top = nice(max(values, default=0.0))
     paths = []
     for line in lines:
         for stroke, area in _paths(line.series, top, WIDTH, HEIGHT):
             paths.append(f'<path class="area c{line.colour}" d="{area}"/>')
             paths.append(f'<path class="line c{line.colour}" d="{stroke}"/>')
+        for stroke, _ in _paths(line.known_part, top, WIDTH, HEIGHT):
+            paths.append(f'<path class="line part c{line.colour}" d="{stroke}"/>')
     grid = "".join(
         f'<line class="grid" x1="0" x2="{WIDTH}" y1="{HEIGHT * part // 4}" y2="{HEIGHT * part // 4}"/>'
         for part in range(1, 4)
@@ -126,7 +157,11 @@ def spark(series: Series, colour: int = 1) -> Markup:
     )
 
 
-def _paths(series: Series, top: float, width: int, height: int) -> list[tuple[str, str]]:
+def _rounded(series: Sequence[tuple[float, float | None]]) -> list[float | None]:
+    return [None if value is None else round(value, 1) for _, value in series]
+
+
+def _paths(series: Sequence[tuple[float, float | None]], top: float, width: int, height: int) -> list[tuple[str, str]]:
     """A stroke and the area below it for every stretch without a gap. One look that came late is no gap."""
     step = width / max(len(series) - 1, 1)
     found, points, missing = [], [], 0

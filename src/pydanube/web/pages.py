@@ -37,7 +37,7 @@ async def cluster(site: Site, request: Request) -> Response:
     )
     moves = await _rebalanced(site) if balance is not None else []
     # From here on nothing waits: tile, legend and state are then of one moment.
-    lines = views.topic_lines(topics, samples, site.operations, brokers)
+    lines = views.grouped(views.topic_lines(topics, samples, site.operations, brokers), samples)
     loads = {str(each.broker_id): each for each in balance.brokers} if balance is not None else {}
     owned: dict[str, int] = {}
     for row in topics:

@@ -6,7 +6,7 @@ A broker that does not answer is named on the page: what it has is not known, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from starlette.requests import Request
@@ -14,7 +14,14 @@ from starlette.responses import Response
 
 from pydanube.admin import calls, values
 from pydanube.admin.gateway import KnownBroker
-from pydanube.core.names import TopicName
+from pydanube.admin.partitioned import (
+    ConnectionGroup,
+    SubscriptionGroup,
+    connection_groups,
+    one_of,
+    partition_count,
+    subscription_groups,
+)
 from pydanube.web import formats, views
 from pydanube.web.site import Site
 
@@ -29,6 +36,7 @@ COURSES: Final[Mapping[str, views.Chip]] = {
     "unknown": views.Chip("idle", "unknown", "not looked at long enough to say"),
 }
 BLOCKED: Final = views.Chip("bad", "blocked", "a message failed too often and blocks what is behind it")
+PARTIAL: Final = views.Chip("warn", "unknown", "of some partitions nobody said anything")
 
 
 class SubscriptionRow(NamedTuple):
@@ -38,7 +46,10 @@ class SubscriptionRow(NamedTuple):
     lag_seconds: float | None
     catch_up_seconds: float | None
     owner: str
+    lag_at_least: int = 0  # what is known of it
     parts: Sequence[SubscriptionRow] = ()  # of a partitioned topic, by number
+    partitions: str = ""  # how many, and how many are unanswered
+    is_partial: bool = False
 
     @classmethod
     def of(cls, state: values.SubscriptionState, addresses: Mapping[str, str]) -> SubscriptionRow:
@@ -53,42 +64,20 @@ class SubscriptionRow(NamedTuple):
         )
 
     @classmethod
-    def of_parts(cls, base: str, parts: Sequence[SubscriptionRow]) -> SubscriptionRow:
-        """One subscription of a partitioned topic: lag added up, as late as the latest, as bad as the worst."""
-        parts = sorted(parts, key=lambda row: TopicName(row.state.topic).partition_number or 0)
-        first, owners = parts[0].state, {row.owner for row in parts}
-        state = values.SubscriptionState(
-            topic=base,
-            name=first.name,
-            type=first.type,
-            consumers=max(row.state.consumers for row in parts),  # a consumer is connected to every partition
-            unacked=sum(row.state.unacked for row in parts),
-            waiting=sum(row.state.waiting for row in parts),
+    def of_group(cls, group: SubscriptionGroup, addresses: Mapping[str, str]) -> SubscriptionRow:
+        row = cls.of(group.state, addresses)
+        if not group.parts:
+            return row
+        parts = [cls.of(part, addresses) for part in group.parts]
+        is_partial = group.unanswered > 0
+        return row._replace(
+            chip=PARTIAL if is_partial and row.chip is COURSES["unknown"] else row.chip,
+            lag_at_least=group.lag_at_least,
+            owner=one_of({part.owner for part in parts}, "brokers"),
+            parts=parts,
+            partitions=partition_count(group),
+            is_partial=is_partial,
         )
-        worst = min(parts, key=lambda row: (views.SEVERITY.index(row.chip.kind), -(row.lag or 0)))
-        return cls(
-            state,
-            worst.chip,
-            None if any(row.lag is None for row in parts) else sum(row.lag or 0 for row in parts),
-            max((row.lag_seconds for row in parts if row.lag_seconds is not None), default=None),
-            max((row.catch_up_seconds for row in parts if row.catch_up_seconds is not None), default=None),
-            parts[0].owner if len(owners) == 1 else f"{len(owners)} brokers",
-            parts,
-        )
-
-
-def grouped(rows: Sequence[SubscriptionRow]) -> list[SubscriptionRow]:
-    """Those of the partitions of one topic as one, furthest behind first."""
-    found: dict[tuple[str, str], list[SubscriptionRow]] = {}
-    for row in rows:
-        topic = TopicName(row.state.topic)
-        base = topic.base if topic.partition_number is not None else topic
-        found.setdefault((base, row.state.name), []).append(row)
-    every = [
-        own[0] if own[0].state.topic == base else SubscriptionRow.of_parts(base, own)
-        for (base, _), own in found.items()
-    ]
-    return sorted(every, key=lambda row: (-(row.lag or 0), row.state.topic, row.state.name))
 
 
 class ConnectionRow(NamedTuple):
@@ -97,55 +86,20 @@ class ConnectionRow(NamedTuple):
     unacked: int | None
     rate: float | None
     broker: str
-    parts: Sequence[ConnectionRow] = ()  # of a partitioned topic, by number
+    partitions: str = ""  # as of a SubscriptionRow
 
     @classmethod
-    def of(cls, state: values.ConnectionState, addresses: Mapping[str, str]) -> ConnectionRow:
+    def of_group(cls, group: ConnectionGroup, addresses: Mapping[str, str]) -> ConnectionRow:
+        state = group.state
+        brokers = {each.broker_id for each in group.parts or [state]}
         return cls(
             state,
             state.since_us if state.HasField("since_us") else None,
             state.unacked if state.HasField("unacked") else None,
             state.rate if state.HasField("rate") else None,
-            addresses.get(str(state.broker_id), str(state.broker_id)),
+            one_of({addresses.get(str(each), str(each)) for each in brokers}, "brokers"),
+            partition_count(group),
         )
-
-    @classmethod
-    def of_parts(cls, base: str, parts: Sequence[ConnectionRow]) -> ConnectionRow:
-        """One producer or consumer of a partitioned topic: from when it came first, what it does added up."""
-        parts = sorted(parts, key=lambda row: TopicName(row.state.topic).partition_number or 0)
-        first = parts[0].state
-        state = values.ConnectionState(
-            kind=first.kind,
-            name=first.name,
-            topic=base,
-            subscription=first.subscription,
-            # A connection to each broker: their ports differ.
-            address=_one_of({row.state.address.rpartition(":")[0] for row in parts}, "addresses"),
-            client=first.client,
-            protocol=first.protocol,
-        )
-        return cls(
-            state,
-            min((row.since_us for row in parts if row.since_us is not None), default=None),
-            None if any(row.unacked is None for row in parts) else sum(row.unacked or 0 for row in parts),
-            None if any(row.rate is None for row in parts) else sum(row.rate or 0.0 for row in parts),
-            _one_of({row.broker for row in parts}, "brokers"),
-            parts,
-        )
-
-
-def grouped_connections(rows: Sequence[ConnectionRow]) -> list[ConnectionRow]:
-    """What one producer or consumer has with several partitions of a topic as one, in the order they came."""
-    found: dict[tuple[str, ...], list[ConnectionRow]] = {}
-    for row in rows:
-        state, topic = row.state, TopicName(row.state.topic)
-        base = topic.base if topic.partition_number is not None else topic
-        found.setdefault((base, state.kind, state.name, state.subscription, state.client), []).append(row)
-    return [own[0] if len(own) == 1 else ConnectionRow.of_parts(base, own) for (base, *_), own in found.items()]
-
-
-def _one_of(words: Collection[str], several: str) -> str:
-    return next(iter(words)) if len(words) == 1 else f"{len(words)} {several}"
 
 
 def _addresses(brokers: Sequence[KnownBroker]) -> dict[str, str]:
@@ -164,9 +118,10 @@ async def subscriptions(site: Site, request: Request) -> Response:
         request,
         "subscriptions.html",
         active="subscriptions",
-        rows=grouped([SubscriptionRow.of(each, addresses) for each in found.subscriptions]),
+        rows=[SubscriptionRow.of_group(each, addresses) for each in subscription_groups(found)],
         left_out=found.left_out,
         unknown=list(found.unknown),
+        unserved=found.unserved,
         namespace=namespace,
         namespaces=namespaces,
     )
@@ -182,9 +137,10 @@ async def connections(site: Site, request: Request) -> Response:
         request,
         "connections.html",
         active="connections",
-        rows=grouped_connections([ConnectionRow.of(each, addresses) for each in found.connections]),
+        rows=[ConnectionRow.of_group(each, addresses) for each in connection_groups(found)],
         left_out=found.left_out,
         unknown=list(found.unknown),
+        unserved=found.unserved,
         topic=topic,
     )
 

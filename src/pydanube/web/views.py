@@ -217,7 +217,8 @@ def lag_chart(samples: Samples, thing: Thing, *, seconds: int = PAST_SECONDS, is
     series = samples.past(thing, "lag", seconds)
     if thing.lag is not None and is_known:
         series[-1] = (series[-1][0], float(thing.lag))
-    return chart("Lag", "messages", [Line("behind", 3, series, thing.lag, is_known)])
+    known_part = samples.known_part(thing, "lag", seconds)
+    return chart("Lag", "messages", [Line("behind", 3, series, thing.lag, is_known, known_part)])
 
 
 def _flow(
@@ -225,7 +226,8 @@ def _flow(
 ) -> Line:
     """A rate over time. The legend says what the tile beside it says: the rate over the last few samples."""
     current = thing.rate(name) if name in (*thing.rates, *thing.levels) else None
-    return Line(label, colour, samples.past(thing, name, seconds), current, is_known)
+    known_part = samples.known_part(thing, name, seconds)
+    return Line(label, colour, samples.past(thing, name, seconds), current, is_known, known_part)
 
 
 def tiers_of(tiers: values.Tiers, orphans: Sequence[values.OrphanState]) -> list[Tier]:

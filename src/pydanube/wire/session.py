@@ -59,6 +59,7 @@ REQUESTS: Final = frozenset(
         "get_lag",
         "list_topics",
         "lookup",
+        "note_order",
         "open_producer",
         "produce",
         "seek",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import re
 import resource
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from google.protobuf.message import Message
 from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.forward import is_forwarded
 from pydanube.api.grpc.peers import Peers
+from pydanube.api.orders import check_noted
 from pydanube.broker.observing import ORPHANS_MAX, Observer, is_wanted
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
@@ -40,13 +40,19 @@ from pydanube.wire.status import Code
 M = TypeVar("M", bound=Message)
 
 SERVICE: Final = "pydanube.admin.v1.Status"
-ORDER: Final = re.compile(r"[A-Z][A-Za-z]{1,39}")
 ASK_SECONDS: Final = 2.0  # a broker that does not answer for so long is silent
 LOOKS_APART_US: Final = 60_000_000  # further apart, two unanswered questions may be two different outages
 ROWS_DEFAULT: Final = 1_000
 ROWS_MAX: Final = 10_000
 EVENTS_DEFAULT: Final = 100
 CONDITIONS_MAX: Final = 200  # of one broker: a thousand lagging subscriptions are no longer read one by one
+
+
+class Absent(NamedTuple):
+    """Topics that are in no answer: their brokers are silent, or no broker serves them."""
+
+    topics: Sequence[str] = ()
+    unserved: int = 0
 
 
 class PeerAnswer(NamedTuple):
@@ -224,10 +230,7 @@ class StatusService:
 
     async def NoteOrder(self, request: pb.NoteOrderRequest) -> pb.NoteOrderResponse:
         """Like every order it is recorded once it has succeeded (`api/orders.py`): this only checks its words."""
-        if not ORDER.fullmatch(request.order):
-            raise RpcRefusal(Code.INVALID_ARGUMENT, f"order {request.order[:40]!r} is no name of a call")
-        for name in (request.topic, *filter(None, [request.to_topic])):
-            TopicName(name)
+        check_noted(request)
         return pb.NoteOrderResponse()
 
     async def ForgetBroker(self, request: pb.ForgetBrokerRequest) -> pb.ForgetBrokerResponse:
@@ -312,7 +315,7 @@ class StatusService:
             await self._check_names(request.topic, request.namespace)
         rows_max = min(request.count_max or ROWS_DEFAULT, ROWS_MAX)
         found = [row async for row in self._subscriptions(request)]
-        left_out, unknown = 0, []
+        left_out, unknown, absent = 0, [], Absent()
         if not is_forwarded(context):
             answers = await self._ask_all("ListSubscriptions", request, pb.ListSubscriptionsResponse)
             for answer in answers.values():
@@ -320,10 +323,15 @@ class StatusService:
                     found += answer.said.subscriptions
                     left_out += answer.said.left_out
             unknown = self._unknown(answers)
-        # What is not known comes first: it may be the furthest behind.
+            absent = self._absent(unknown, request.topic, request.namespace)
+        # Those of non-reliable topics have no lag, and come last.
         found.sort(key=lambda row: (-row.lag_messages if row.HasField("lag_messages") else 1, row.topic, row.name))
         return pb.ListSubscriptionsResponse(
-            subscriptions=found[:rows_max], left_out=left_out + max(len(found) - rows_max, 0), unknown=unknown
+            subscriptions=found[:rows_max],
+            left_out=left_out + max(len(found) - rows_max, 0),
+            unknown=unknown,
+            unanswered=absent.topics,
+            unserved=absent.unserved,
         )
 
     async def _subscriptions(self, request: pb.ListSubscriptionsRequest) -> Any:
@@ -387,7 +395,7 @@ class StatusService:
             )
             for each in self._observer.connected(request.topic)
         ]
-        left_out, unknown = 0, []
+        left_out, unknown, absent = 0, [], Absent()
         if not is_forwarded(context):
             answers = await self._ask_all("ListConnections", request, pb.ListConnectionsResponse)
             for answer in answers.values():
@@ -395,9 +403,14 @@ class StatusService:
                     found += answer.said.connections
                     left_out += answer.said.left_out
             unknown = self._unknown(answers)
+            absent = self._absent(unknown, request.topic)
         found.sort(key=lambda row: (row.topic, row.kind, row.subscription, row.name))
         return pb.ListConnectionsResponse(
-            connections=found[:rows_max], left_out=left_out + max(len(found) - rows_max, 0), unknown=unknown
+            connections=found[:rows_max],
+            left_out=left_out + max(len(found) - rows_max, 0),
+            unknown=unknown,
+            unanswered=absent.topics,
+            unserved=absent.unserved,
         )
 
     # --- what happened --------------------------------------------------------------------------------------
@@ -459,6 +472,17 @@ class StatusService:
             )
             for broker, why in sorted(silent.items())
         ]
+
+    def _absent(self, unknown: Sequence[pb.Unknown], topic: str, namespace: str = "") -> Absent:
+        """Of the topics that were asked for."""
+        cluster = self._broker.cluster
+        if cluster is None:
+            return Absent()
+        view = cluster.view
+        silent = {name for each in unknown for name in view.assigned.get(BrokerId(each.broker_id), ())}
+        free = {name for name, seen in view.markers.items() if seen.value.is_free and name not in view.hosts}
+        every = [name for name in silent | free if is_wanted(name, topic) and namespace in ("", name.namespace)]
+        return Absent(sorted(every)[:ROWS_MAX], sum(name in free for name in every))
 
 
 # --- messages -----------------------------------------------------------------------------------------------

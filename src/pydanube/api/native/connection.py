@@ -61,7 +61,7 @@ class NativeConnection(asyncio.Protocol):
         self.limits = server.limits
         self._server = server
         self.elapsed = self.broker.clock.elapsed
-        welcome = pb.Welcome(broker_id=self.broker.broker_id, broker=_name())
+        welcome = pb.Welcome(broker_id=self.broker.broker_id, broker=_name(), notes_orders=True)
         self.session: Session[Never] = Session(Side.SERVER, welcome, self.elapsed(), limits=self.limits)
         self._turn: asyncio.Handle | None = None  # when the rest of the events is handled
         self._is_handling = False  # events: what they have to say is written together

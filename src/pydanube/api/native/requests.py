@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydanube.api.native.handle_table import HandleTable
 from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, ConsumerHandle, ProducerHandle, fetched
 from pydanube.api.operations import TopicOperations, offset_of
-from pydanube.api.orders import tell_native
+from pydanube.api.orders import check_noted, tell_native
 from pydanube.api.topic_addresses import here, locate, position_of
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.overview import Overview
@@ -69,6 +69,7 @@ class NativeRequests:
             "swap_objects": self._swap_objects,
             "list_topics": self._list_topics,
             "get_lag": self._get_lag,
+            "note_order": self._note_order,
         }
 
     def take(self, kind: str, command: pb.Command) -> None:
@@ -129,6 +130,10 @@ class NativeRequests:
     async def _delete_topic(self, command: pb.Command) -> dict[str, Any]:
         await self._operations.delete(TopicName(command.delete_topic.topic))
         return {"done": pb.Done()}
+
+    async def _note_order(self, command: pb.Command) -> dict[str, Any]:
+        check_noted(command.note_order)
+        return {"done": pb.Done()}  # and then it is recorded, as every order
 
     async def _describe_topic(self, command: pb.Command) -> dict[str, Any]:
         name = TopicName(command.describe_topic.topic)
@@ -203,6 +208,8 @@ class NativeRequests:
             topic = await topics.create(name, delivery=wanted, schema_subject=request.schema_subject or None)
         if topic.delivery is not wanted:
             raise DeliveryMismatch(name, wanted.value, topic.delivery.value)
+        if topic.reliable:
+            topic.check_not_older(request.session, request.seen_epoch)
         producer_id = await topic.add_producer(request.producer_name, exclusive=request.exclusive)
         registered = topic.producers.get(producer_id)
         session = 0

@@ -171,12 +171,16 @@ def _rescues(facts: ClusterFacts) -> Iterator[Condition]:
     whose = sorted({owner for each in orphans for owner in each.brokers})
     on = " and ".join(names.get(owner, f"broker {owner}") for owner in whose) or "a lost broker"
     topics = sorted({each.topic for each in orphans})
+    here = {broker.broker for broker in facts.brokers if broker.life is Life.ANSWERS}
+    is_back = bool(whose) and here.issuperset(whose)
     yield Condition(
         "DanubeOrphanRange",
         Severity.WARNING,
         f"up to {count(sum(each.offsets for each in orphans), 'message')} of {count(len(topics), 'topic')} "
         f"({_named(topics)}) wait to be rescued from the disk of {on}",
-        "start that broker again on its data directory: it brings them",
+        "it is back and brings them: if that lasts minutes, its log says why"
+        if is_back
+        else "start that broker again on its data directory: it brings them",
     )
 
 

@@ -8,7 +8,9 @@ rows, checksum), and is answered with that batch's offset. Everything else is re
 State is a value per producer, so undoing a group that did not reach the disk is putting old values back: a
 batch behind a refused one is then judged against a sequence that has a hole, and is refused too.
 
-Session numbers are `owner epoch << 32 | counter`: epochs never repeat, so numbers grow over all owners.
+Session numbers are `owner epoch << 32 | counter`: epochs never repeat, so numbers grow over all owners. A
+session that an owner does not know is an older owner's, or its number proves that there is a newer owner: such a one is
+never adopted.
 
 A session ends when nothing was appended under it for long (`idle`, `ended`); the log keeps a record of that. Its number
 is never given again, so a resend that comes later is refused as unknown and cannot pass for a new batch. docs/adr/0001
@@ -42,6 +44,11 @@ IDLE_HOURS_DEFAULT: Final = 7 * 24
 IDLE_HOURS_MIN: Final = 48  # longer than clients send again, and than a process looks on before it ends a session
 
 
+def epoch_of_session(session: int) -> int:
+    """The epoch of the owner that issued the number."""
+    return session >> 32
+
+
 class Stored(NamedTuple):
     """A batch as dedup remembers it."""
 
@@ -70,7 +77,7 @@ class ProducerState(NamedTuple):
 class Sessions:
     """All producers of one topic."""
 
-    __slots__ = ("_floor", "_producers", "adopts_unknown", "cut")
+    __slots__ = ("_floor", "_producers", "adopts_unknown", "cut", "epoch")
 
     def __init__(self, producers: Mapping[int, ProducerState] | None = None, *, adopts_unknown: bool = False) -> None:
         self._producers: dict[int, ProducerState] = dict(producers or {})  # those used last come last
@@ -79,6 +86,7 @@ class Sessions:
         # After a takeover from an owner that could not hand over its state, the first batch of a session
         # that this log has not seen sets its baseline: refusing it would stop a healthy producer for good.
         self.adopts_unknown = adopts_unknown
+        self.epoch: int | None = None  # of the log that takes batches; None: they are only read
 
     def loosen(self) -> None:
         """Some batches of the log cannot be read, so every known session may be further than it seems: its
@@ -144,7 +152,7 @@ class Sessions:
         """None if the batch is new and next, what is stored if it is a repetition; raises if neither."""
         known = self._producers.get(producer_id)
         if known is None or session > known.session:
-            if self.adopts_unknown:
+            if self.adopts_unknown and (self.epoch is None or epoch_of_session(session) < self.epoch):
                 return None
             raise SessionUnknown(producer_id, session)
         if session < known.session:

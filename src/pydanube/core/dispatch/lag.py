@@ -98,6 +98,12 @@ class Standing:
     missing: int = 0
     unaccepted: int = 0  # Key-Shared: kept for consumers that are away
     timed_out: int = 0  # taken back, since the machine was made, because no ack came in time
+    skipped: int = 0  # offsets from next_unacked on that are missing, or acknowledged: what waits begins behind them
+
+    @property
+    def oldest_open(self) -> int:
+        """The oldest deliverable offset that was not acknowledged; the head if there is none."""
+        return self.next_unacked + self.skipped
 
 
 class Beat(NamedTuple):

@@ -157,6 +157,7 @@ class DispatchMachine(ABC):
             rate_ready_at=self.deliveries.rate_ready_at,
             first_offset=self.first_offset,
             missing=progress.missing_count(),
+            skipped=progress.oldest_open() - progress.next_unacked,
             timed_out=self.deliveries.timed_out,
             unaccepted=kept.unaccepted,
         )

@@ -118,6 +118,18 @@ class SubscriptionProgress:
         """Committed, readable offsets that were never handed out."""
         return self._open_count(self.next_fresh, max(self.head, committed_head))
 
+    def oldest_open(self) -> int:
+        """The lowest deliverable offset that is not settled; the head if there is none. What is missing holds the
+        cursor, while all behind it may be acknowledged.
+        """
+        offset = self.next_unacked
+        while self.missing:  # few ranges: every round leaves one behind
+            behind = self.settled.first_gap(self.missing.first_gap(offset))
+            if behind == offset:
+                break
+            offset = behind
+        return offset
+
     def missing_count(self) -> int:
         """Offsets above the cursor that are not settled and cannot be read yet."""
         return self._unreadable_count(self.next_unacked, self.head)

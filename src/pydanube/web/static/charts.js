@@ -41,7 +41,12 @@ function dataOf(figure, lines) {
   const first = Number(figure.dataset.first);
   const step = (Number(figure.dataset.last) - first) / Math.max(count - 1, 1);
   const times = Array.from({ length: count }, (_, place) => first + place * step);
-  return [times, ...lines.map((line) => line.values.map((value, place) => gap(line.values, value, place)))];
+  const nothing = times.map(() => null);
+  return [
+    times,
+    ...lines.map((line) => line.values.map((value, place) => gap(line.values, value, place))),
+    ...lines.map((line) => (line.known.length ? line.known : nothing)), // always there: it may come while the page is open
+  ];
 }
 
 // One look that came late is no gap: undefined is drawn over, null is not.
@@ -63,7 +68,7 @@ function begin(figure, canvas, lines, data) {
       { stroke: () => css("--muted"), grid: { stroke: () => css("--line-soft"), width: 1 }, ticks: { show: false }, values: clocks, space: 90, size: 26 },
       { stroke: () => css("--muted"), grid: { stroke: () => css("--line-soft"), width: 1 }, ticks: { show: false }, size: sizeOfNumbers, values: (_, ticks) => ticks.map(short), ...(figure.dataset.unit.includes("/s") ? {} : { incrs: WHOLE }) },
     ],
-    series: [{}, ...lines.map(seriesOf)],
+    series: [{}, ...lines.map(seriesOf), ...lines.map(partOf)],
     hooks: {
       setCursor: [(plot) => point(plot, lines, tip)],
       setSelect: [(plot) => { plot.zoomed = plot.zoomed || plot.select.width > 0; }],
@@ -92,6 +97,11 @@ function seriesOf(line) {
   };
 }
 
+// What is known of a sum while not all brokers answer.
+function partOf(line) {
+  return { ...seriesOf(line), fill: undefined, dash: [4, 4] };
+}
+
 function clocks(plot, ticks, _, __, step) {
   return ticks.map((seconds) => new Date(seconds * 1000).toISOString().slice(11, step < 60 ? 19 : 16) + "Z");
 }
@@ -112,7 +122,8 @@ function point(plot, lines, tip) {
   const time = new Date(plot.data[0][place] * 1000).toISOString().slice(11, 19) + "Z";
   const said = lines.map((line, number) => {
     const value = plot.data[number + 1][place];
-    return `${line.label} ${value == null ? "–" : short(value)}`;
+    const part = plot.data[number + 1 + lines.length][place];
+    return `${line.label} ${value != null ? short(value) : part != null ? `unknown, at least ${short(part)}` : "–"}`;
   });
   tip.textContent = `${time}  ${said.join("  ")}`;
   const room = plot.over.clientWidth - tip.offsetWidth;

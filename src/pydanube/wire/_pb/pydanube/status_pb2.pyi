@@ -173,14 +173,18 @@ class ListSubscriptionsRequest(_message.Message):
     def __init__(self, namespace: _Optional[str] = ..., topic: _Optional[str] = ..., count_max: _Optional[int] = ...) -> None: ...
 
 class ListSubscriptionsResponse(_message.Message):
-    __slots__ = ("subscriptions", "left_out", "unknown")
+    __slots__ = ("subscriptions", "left_out", "unknown", "unanswered", "unserved")
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    UNSERVED_FIELD_NUMBER: _ClassVar[int]
     subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionState]
     left_out: int
     unknown: _containers.RepeatedCompositeFieldContainer[Unknown]
-    def __init__(self, subscriptions: _Optional[_Iterable[_Union[SubscriptionState, _Mapping]]] = ..., left_out: _Optional[int] = ..., unknown: _Optional[_Iterable[_Union[Unknown, _Mapping]]] = ...) -> None: ...
+    unanswered: _containers.RepeatedScalarFieldContainer[str]
+    unserved: int
+    def __init__(self, subscriptions: _Optional[_Iterable[_Union[SubscriptionState, _Mapping]]] = ..., left_out: _Optional[int] = ..., unknown: _Optional[_Iterable[_Union[Unknown, _Mapping]]] = ..., unanswered: _Optional[_Iterable[str]] = ..., unserved: _Optional[int] = ...) -> None: ...
 
 class SubscriptionState(_message.Message):
     __slots__ = ("topic", "name", "type", "broker_id", "lag_messages", "lag_seconds", "catch_up_seconds", "course", "consumers", "unacked", "waiting", "is_blocked", "missing")
@@ -233,14 +237,18 @@ class ListConnectionsRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., count_max: _Optional[int] = ...) -> None: ...
 
 class ListConnectionsResponse(_message.Message):
-    __slots__ = ("connections", "left_out", "unknown")
+    __slots__ = ("connections", "left_out", "unknown", "unanswered", "unserved")
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    UNSERVED_FIELD_NUMBER: _ClassVar[int]
     connections: _containers.RepeatedCompositeFieldContainer[ConnectionState]
     left_out: int
     unknown: _containers.RepeatedCompositeFieldContainer[Unknown]
-    def __init__(self, connections: _Optional[_Iterable[_Union[ConnectionState, _Mapping]]] = ..., left_out: _Optional[int] = ..., unknown: _Optional[_Iterable[_Union[Unknown, _Mapping]]] = ...) -> None: ...
+    unanswered: _containers.RepeatedScalarFieldContainer[str]
+    unserved: int
+    def __init__(self, connections: _Optional[_Iterable[_Union[ConnectionState, _Mapping]]] = ..., left_out: _Optional[int] = ..., unknown: _Optional[_Iterable[_Union[Unknown, _Mapping]]] = ..., unanswered: _Optional[_Iterable[str]] = ..., unserved: _Optional[int] = ...) -> None: ...
 
 class ConnectionState(_message.Message):
     __slots__ = ("kind", "name", "topic", "subscription", "address", "client", "protocol", "since_us", "unacked", "rate", "broker_id")

@@ -142,7 +142,7 @@ FAILOVER: SubscriptionType
 KEY_SHARED: SubscriptionType
 
 class Command(_message.Message):
-    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "handed", "fetch", "fetched", "find_offset", "offset_found", "recall", "returned", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag", "describe_storage", "storage_info", "swap_objects")
+    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "handed", "fetch", "fetched", "find_offset", "offset_found", "recall", "returned", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag", "describe_storage", "storage_info", "swap_objects", "note_order")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,7 @@ class Command(_message.Message):
     DESCRIBE_STORAGE_FIELD_NUMBER: _ClassVar[int]
     STORAGE_INFO_FIELD_NUMBER: _ClassVar[int]
     SWAP_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_ORDER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     hello: Hello
     welcome: Welcome
@@ -229,7 +230,8 @@ class Command(_message.Message):
     describe_storage: DescribeStorage
     storage_info: StorageInfo
     swap_objects: SwapObjects
-    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., describe_storage: _Optional[_Union[DescribeStorage, _Mapping]] = ..., storage_info: _Optional[_Union[StorageInfo, _Mapping]] = ..., swap_objects: _Optional[_Union[SwapObjects, _Mapping]] = ...) -> None: ...
+    note_order: NoteOrder
+    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., describe_storage: _Optional[_Union[DescribeStorage, _Mapping]] = ..., storage_info: _Optional[_Union[StorageInfo, _Mapping]] = ..., swap_objects: _Optional[_Union[SwapObjects, _Mapping]] = ..., note_order: _Optional[_Union[NoteOrder, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("magic", "version_min", "version_max", "client", "token", "frame_size_max")
@@ -248,20 +250,22 @@ class Hello(_message.Message):
     def __init__(self, magic: _Optional[int] = ..., version_min: _Optional[int] = ..., version_max: _Optional[int] = ..., client: _Optional[str] = ..., token: _Optional[str] = ..., frame_size_max: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("version", "broker_id", "frame_size_max", "in_flight_max", "keepalive_seconds", "broker")
+    __slots__ = ("version", "broker_id", "frame_size_max", "in_flight_max", "keepalive_seconds", "broker", "notes_orders")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAME_SIZE_MAX_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_MAX_FIELD_NUMBER: _ClassVar[int]
     KEEPALIVE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BROKER_FIELD_NUMBER: _ClassVar[int]
+    NOTES_ORDERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     broker_id: int
     frame_size_max: int
     in_flight_max: int
     keepalive_seconds: int
     broker: str
-    def __init__(self, version: _Optional[int] = ..., broker_id: _Optional[int] = ..., frame_size_max: _Optional[int] = ..., in_flight_max: _Optional[int] = ..., keepalive_seconds: _Optional[int] = ..., broker: _Optional[str] = ...) -> None: ...
+    notes_orders: bool
+    def __init__(self, version: _Optional[int] = ..., broker_id: _Optional[int] = ..., frame_size_max: _Optional[int] = ..., in_flight_max: _Optional[int] = ..., keepalive_seconds: _Optional[int] = ..., broker: _Optional[str] = ..., notes_orders: bool = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ()
@@ -347,7 +351,7 @@ class Moved(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., stream_url: _Optional[str] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
-    __slots__ = ("topic", "producer_name", "reliable", "create", "exclusive", "schema_subject", "session", "without_session")
+    __slots__ = ("topic", "producer_name", "reliable", "create", "exclusive", "schema_subject", "session", "without_session", "seen_epoch")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     RELIABLE_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +360,7 @@ class OpenProducer(_message.Message):
     SCHEMA_SUBJECT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_SESSION_FIELD_NUMBER: _ClassVar[int]
+    SEEN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_name: str
     reliable: bool
@@ -364,7 +369,8 @@ class OpenProducer(_message.Message):
     schema_subject: str
     session: int
     without_session: bool
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., reliable: bool = ..., create: bool = ..., exclusive: bool = ..., schema_subject: _Optional[str] = ..., session: _Optional[int] = ..., without_session: bool = ...) -> None: ...
+    seen_epoch: int
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., reliable: bool = ..., create: bool = ..., exclusive: bool = ..., schema_subject: _Optional[str] = ..., session: _Optional[int] = ..., without_session: bool = ..., seen_epoch: _Optional[int] = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
     __slots__ = ("producer", "producer_id", "session", "topic_hash", "durability", "message_size_max")
@@ -737,3 +743,15 @@ class SwapObjects(_message.Message):
     old: _containers.RepeatedScalarFieldContainer[str]
     descriptor: bytes
     def __init__(self, topic: _Optional[str] = ..., old: _Optional[_Iterable[str]] = ..., descriptor: _Optional[bytes] = ...) -> None: ...
+
+class NoteOrder(_message.Message):
+    __slots__ = ("order", "topic", "to_topic", "count")
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TO_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    order: str
+    topic: str
+    to_topic: str
+    count: int
+    def __init__(self, order: _Optional[str] = ..., topic: _Optional[str] = ..., to_topic: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
