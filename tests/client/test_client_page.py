@@ -99,6 +99,7 @@ def test_what_the_blocking_client_lacks_is_said() -> None:
     lacking = public - {name for name in vars(blocking.Client) if not name.startswith("_")}
     assert lacking == {
         "describe_storage",
+        "flush_log",
         "note_order",
         "publisher",
         "swap_objects",

@@ -627,6 +627,8 @@ class Breaking:
             with contextlib.suppress(DanubeError):
                 await desk.due(found)
                 await desk.apply(found)
+            with contextlib.suppress(DanubeError):
+                await found.flush_log()
             found.storage.tier.garbage.ages(["nothing"])
         if broker.cluster is not None:
             broker.topics.moves.past_moves(topic)

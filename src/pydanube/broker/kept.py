@@ -52,6 +52,11 @@ class KeptBytes:
             self._is_watched = True
             self._timer.call_at(now + KEPT_SECONDS, self._sweep)
 
+    def forget(self, owner: Hashable) -> None:
+        """Everything that this topic keeps: under its own name, and in pairs that begin with it."""
+        for key in [each for each in self._items if each == owner or (isinstance(each, tuple) and each[0] == owner)]:
+            self._drop(key)
+
     def _drop(self, key: Hashable) -> None:
         item = self._items.pop(key, None)
         if item is not None:

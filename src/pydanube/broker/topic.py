@@ -55,6 +55,8 @@ from pydanube.history.change import HistoryChange, Void
 from pydanube.history.compaction import swap
 from pydanube.history.leftovers import is_uncovered
 from pydanube.history.served import Storage
+from pydanube.history.upload_state import UploadState
+from pydanube.history.uploader import Uploader
 from pydanube.log.wal import CommitReceipt, TopicLog
 from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
 from pydanube.telemetry import Telemetry
@@ -313,13 +315,28 @@ class Topic(TopicReader):
     # --- history ------------------------------------------------------------------------------------
 
     async def swap_objects(self, old: Sequence[str], new: Descriptor) -> None:
-        """Describes an object that a job made of several, instead of them. Raises Conflict, InvalidObject."""
-        carried = self.storage.uploader.get(self.name) if self.storage is not None else None
-        if carried is None:
-            raise NotServed(self.name, "its broker has no object store")
+        """Describes an object that a job made of several, or of one by erasing rows, instead of them.
+
+        Raises Conflict, InvalidObject.
+        """
+        _, carried = self._carried()
         async with carried.working:
             await swap(carried.tier, old, new)
+            self._forget_read()  # a single object has other payloads now
             await carried.tier.publish_snapshot()
+
+    async def flush_log(self) -> int:
+        """Moves everything that is committed from the disk to the object store; see `Uploader.flush_log`."""
+        uploader, carried = self._carried()
+        first_on_disk = await uploader.flush_log(carried)
+        self._forget_read()
+        return first_on_disk
+
+    def _carried(self) -> tuple[Uploader, UploadState]:
+        carried = self.storage.uploader.get(self.name) if self.storage is not None else None
+        if self.storage is None or carried is None:
+            raise NotServed(self.name, "its broker has no object store")
+        return self.storage.uploader, carried
 
     # --- subscriptions ------------------------------------------------------------------------------
 

@@ -149,13 +149,14 @@ class TopicReader(BaseTopic[Subscription]):
 
     async def _read(self, offset: int, something: bool) -> list[Batch]:
         """As the log reads. On a gap or an error, [] if the caller has `something` already: its next call raises."""
-        piece: list[Batch] = self._kept.get(self._me) or []
+        me = self._me  # `_forget_read` may come in between
+        piece: list[Batch] = self._kept.get(me) or []
         place = bisect_right(piece, offset, key=lambda batch: batch.header.end_offset)
         if place < len(piece) and piece[place].header.base_offset <= offset:
             return piece[place:]  # a small window asks for the same piece of a file again and again
         try:
             piece = await self._stored(offset, _READ_BYTES)
-            self._kept.put(self._me, piece, sum(batch.header.size_bytes for batch in piece))
+            self._kept.put(me, piece, sum(batch.header.size_bytes for batch in piece))
             return piece
         except DanubeError:
             if something:
@@ -264,9 +265,15 @@ class TopicReader(BaseTopic[Subscription]):
             if self.log.first_offset == kept_from:  # else what was passed over in the cloud may have left the log
                 return in_log if in_cloud is None else min(in_log, in_cloud)
 
+    def _forget_read(self) -> None:
+        """What is stored has changed: nothing that was read before is to be given out again."""
+        self._kept.forget(self._me)
+        self._me = object()
+
     def _decode(self, batch: Batch) -> list[Envelope]:
         # A batch of the log and one that the cloud tier made may begin at the same offset and be of different length.
-        key = (self._me, batch.header.base_offset, batch.header.rows)
+        # An erased one has another body.
+        key = (self._me, batch.header.base_offset, batch.header.rows, batch.header.body_crc)
         decoded: list[Envelope] | None = self._kept.get(key)
         if decoded is None:
             decoded = messages(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ HELP = "Jobs over topics, on Spark: make tables of them, prove them, replay them
 
 app = typer.Typer(no_args_is_help=True)
 
-RUN = """Run a job: lake, compact, audit, replay or stats.
+RUN = """Run a job: lake, compact, audit, replay, erase or stats.
 
     danube pipeline run audit --set service.url=danube://127.0.0.1:6651 --set topic=/default/orders
 
@@ -25,9 +26,12 @@ unless --master or --remote names a cluster. Exit code 0: done, and nothing is w
 
 @app.command("run", help=RUN)
 def run(
-    job: Annotated[str, typer.Argument(help="lake, compact, audit, replay or stats.")],
+    job: Annotated[str, typer.Argument(help="lake, compact, audit, replay, erase or stats.")],
     conf: Annotated[Path | None, typer.Option(help="The job's settings, YAML or JSON.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting.")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", metavar="KEY", help="erase: a routing key; may be given again.")
+    ] = None,
     master: Annotated[
         str, typer.Option(help="Spark's master: local[*], spark://host:7077, yarn, k8s://…")
     ] = "local[*]",
@@ -37,7 +41,10 @@ def run(
     from pydanube.pipeline.run import run_job
 
     is_json = output is Output.json
-    report = run_job(job, conf=conf, changes=tuple(changes or ()), master=master, remote=remote, as_json=is_json)
+    given = tuple(changes or ())
+    if keys:
+        given = (*given, f"key={json.dumps(keys)}")
+    report = run_job(job, conf=conf, changes=given, master=master, remote=remote, as_json=is_json)
     if is_json:
         print_json(report.to_json())
     else:

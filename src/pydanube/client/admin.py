@@ -9,7 +9,17 @@ import pyarrow as pa
 
 from pydanube.client.brokers import Brokers
 from pydanube.client.connection import BrokerConnection
-from pydanube.client.messages import OFFSET, Lag, Located, Place, StorageInfo, TopicInfo, place_of, with_offsets
+from pydanube.client.messages import (
+    OFFSET,
+    Lag,
+    Located,
+    LogFlushed,
+    Place,
+    StorageInfo,
+    TopicInfo,
+    place_of,
+    with_offsets,
+)
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import NotServed, Refused, TopicExists, TopicUnknown, Unavailable, Unreachable
@@ -178,6 +188,12 @@ class NativeAdmin:
         request = pb.SwapObjects(topic=TopicName(topic), old=old, descriptor=new.to_bytes())
         connection = await self._connection(topic)
         await connection.request(pb.Command(swap_objects=request), "done")
+
+    async def flush_log(self, topic: str, timeout: float | None) -> LogFlushed:
+        request = pb.FlushLog(topic=TopicName(topic))
+        frame = await self.call(topic, pb.Command(flush_log=request), "log_flushed", timeout)
+        found = frame.command.log_flushed
+        return LogFlushed(found.head, found.first_on_disk, tuple(found.dead_letter_topics), found.garbage_seconds)
 
     async def note_order(self, request: pb.NoteOrder, timeout: float | None) -> bool:
         async def attempt() -> bool:

@@ -16,6 +16,7 @@ from pydanube.client.messages import (
     TYPES,
     Lag,
     Located,
+    LogFlushed,
     Place,
     Statistics,
     StorageInfo,
@@ -318,12 +319,16 @@ class Client:
         return await self._admin.describe_storage(topic, timeout)
 
     async def swap_objects(self, topic: str, old: Sequence[str], new: Descriptor) -> None:
-        """Asks the owner to describe an object that was made of several neighbours, instead of them.
+        """Asks the owner to describe an object that was made of several neighbours, or of one by erasing rows, instead.
 
         Sent once: a caller that gets no answer finds out with `describe_storage`. Raises Conflict if the owner has
         others now.
         """
         await self._admin.swap_objects(topic, old, new)
+
+    async def flush_log(self, topic: str, *, timeout: float | None = None) -> LogFlushed:
+        """Has the owner upload all that is committed, and drop it from its disk. Of a partition, not of its base."""
+        return await self._admin.flush_log(topic, timeout)
 
     async def note_order(
         self, order: str, topic: str, *, to: str = "", count: int | None = None, timeout: float | None = None

@@ -367,6 +367,15 @@ class TopicInfo(NamedTuple):
         )
 
 
+class LogFlushed(NamedTuple):
+    """What `flush_log` did: everything below `first_on_disk` is in the object store alone."""
+
+    head: int  # when it was asked
+    first_on_disk: int
+    dead_letter_topics: Sequence[str]  # that the topic's subscriptions name
+    garbage_seconds: int  # how long an object that was swapped away is kept for readers
+
+
 class StorageInfo(NamedTuple):
     """Where a topic's messages are. Ranges are half-open; what is in none of them is in the broker's log only."""
 

@@ -39,6 +39,7 @@ class HistoryChange:
 
     added, replaced     these objects are described, in the place of those; theirs is the first key of those
     listed, manifest    these descriptors have no key any more: the new manifest has them, and all that were listed
+    relisted            these objects are described by the new manifest, in the place of those in `replaced`
     first_offset        history begins there: objects below are described no more, their keys expire
     expired             expired keys that go
     voids, others       as they are written; `others` are keys of orphans and rescues
@@ -50,6 +51,7 @@ class HistoryChange:
     replaced: Sequence[Descriptor] = ()
     listed: Sequence[Descriptor] = ()
     manifest: StoredManifest | None = None
+    relisted: Sequence[Descriptor] = ()
     first_offset: int | None = None
     expired: Sequence[Descriptor] = ()
     voids: Sequence[Void] = ()
@@ -60,7 +62,8 @@ class HistoryChange:
     def operations(self, topic: TopicName) -> list[Put | Delete]:
         """All but the sessions and the history key."""
         written = {each.start_offset for each in self.added}
-        gone = [each.start_offset for each in (*self.replaced, *self.listed, *self.expired)]
+        replaced = () if self.relisted else self.replaced  # what the manifest lists has no key
+        gone = [each.start_offset for each in (*replaced, *self.listed, *self.expired)]
         return [
             *(Put(keys.storage_object(topic, each.start_offset), each.to_bytes()) for each in self.added),
             *(Delete(keys.storage_object(topic, start)) for start in gone if start not in written),
@@ -82,11 +85,11 @@ class KnownHistory:
         """What is known when the change is made. Raises ValueError if objects would overlap."""
         history, objects, expired = self.history, self.objects, self.expired
         if change.replaced:
-            objects = objects.with_replaced(change.replaced, *change.added)
+            objects = objects.with_replaced(change.replaced, *change.added, *change.relisted)
         elif change.added:
             objects = objects.with_added(*change.added)
         if change.manifest is not None:
-            objects = objects.with_listed(change.listed)
+            objects = objects.with_listed([*change.listed, *change.relisted])
             name, end, crc = change.manifest
             history = replace(history, manifest=name, manifest_end=end, manifest_crc=crc)
         if change.expired:

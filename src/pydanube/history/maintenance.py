@@ -20,20 +20,17 @@ import math
 from itertools import pairwise
 from typing import Final
 
-from crc32c import crc32c
-
 from pydanube.core.history.tiers import (
     Descriptor,
     Retention,
     descriptors_to_move,
     epoch_of_name,
     first_kept,
-    manifest_name,
-    manifest_to_bytes,
     merge_next,
 )
 from pydanube.errors import InvalidObject
-from pydanube.history.change import HistoryChange, StoredManifest
+from pydanube.history.change import HistoryChange
+from pydanube.history.manifest import store_manifest
 from pydanube.history.object_builder import NotBuilt
 from pydanube.history.object_maker import ObjectMaker
 from pydanube.history.tier import TopicTier
@@ -52,7 +49,6 @@ class Maintenance:
     def __init__(self, tier: TopicTier, maker: ObjectMaker | None = None) -> None:
         self._tier = tier
         self._maker = maker or ObjectMaker(tier)
-        self._manifests = 0
         self._confirmed: set[str] = set()  # objects that were seen in the store after they were described
         self._spared: dict[str, float] = {}  # objects that cannot be merged because they cannot be read, since when
 
@@ -90,19 +86,8 @@ class Maintenance:
             return False
         objects = await tier.load_manifest()
         moved = objects.keyed[:count]
-        listed = sorted([*objects.listed, *moved], key=lambda each: each.start_offset)
-        self._manifests += 1
-        name = manifest_name(tier.epoch, self._manifests)
-        key, data = tier.key(name), manifest_to_bytes(listed)
-        tier.garbage.add(name)
-        await tier.store.put(key, [data], create=True)
-        try:
-            stored = await tier.store.get(key)
-        except FileNotFoundError:
-            raise InvalidObject(key, "the store took it and does not have it") from None
-        if stored != data:
-            raise InvalidObject(key, "what the store has is not what it was given")
-        await tier.apply(HistoryChange(listed=moved, manifest=StoredManifest(name, listed[-1].end, crc32c(data))))
+        manifest = await store_manifest(tier, [*objects.listed, *moved])
+        await tier.apply(HistoryChange(listed=moved, manifest=manifest))
         return True
 
     # --- retention --------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ class TopicTier:
         self._known = KnownHistory()
         self._revision = 0  # of the history key
         self._changes = 0
+        self._manifests = 0
         self._is_stale = False  # a change was given up before it was answered
         self._unread: str | None = None  # the manifest, until its content is needed
         self._said_cut = False
@@ -204,6 +205,11 @@ class TopicTier:
 
     def key(self, name: str) -> str:
         return self.prefix + name
+
+    def next_manifest(self) -> int:
+        """A number that no manifest of this epoch has: a name is never used twice."""
+        self._manifests += 1
+        return self._manifests
 
     def damaged(self, described: Descriptor, why: str) -> ObjectDamaged:
         return ObjectDamaged(self.topic, self.key(described.object_id), described.start_offset, described.end, why)

@@ -260,6 +260,24 @@ class Uploader:
             await carried.tier.publish_snapshot()
             return first
 
+    async def flush_log(self, carried: UploadState) -> int:
+        """Uploads everything that is committed now, and drops from the disk what the store has.
+
+        Ends the newest segment first: what comes later goes to another one. Returns the first offset that is still on
+        the disk; below the head as it was, if a range cannot be uploaded or the topic is leaving.
+        """
+        with self.at_full_speed():
+            async with carried.working:
+                newest = carried.log.segments[-1] if carried.log.segments else None
+                if newest is not None and newest.end_offset > newest.first_offset:
+                    await carried.log.roll()
+                await self.upload_all(carried)
+                now_us = self._time.at(self._clock.time_us(), self._clock.elapsed())
+                await carried.maintenance.free(carried.log, now_us, excess_bytes=carried.log.size_bytes + 1)
+                carried.log.forget_dropped()
+                await carried.tier.publish_snapshot()
+        return carried.log.first_offset
+
     async def _retain(self, carried: UploadState, now_us: int) -> int | None:
         if carried.read_retention is not None:
             carried.retention = await carried.read_retention()

@@ -84,6 +84,18 @@ class TailCache:
             self._order.popleft()
             self.size_bytes -= size
 
+    def without(self, tail: Tail, before: int) -> Tail:
+        """What the tail has from `before` on, as a tail of its own; the rest is not in memory any more."""
+        kept = self.new_tail()
+        rest = [cached for cached in tail.batches[tail.start :] if cached.base_offset >= before]
+        self.drop(tail)
+        for cached in rest:
+            size = cached.batch.header.size_bytes + _OVERHEAD_BYTES
+            kept.batches.append(cached)
+            self._order.append((kept, size))
+            self.size_bytes += size
+        return kept
+
     def drop(self, tail: Tail) -> None:
         """The topic is closed. Its entries in the order of age go when their turn comes."""
         tail.dropped = True

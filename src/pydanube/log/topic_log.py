@@ -225,6 +225,10 @@ class TopicLog(LogReading, SegmentedLog):
             await self._trimmer.truncate(before)
         return self.first_offset
 
+    def forget_dropped(self) -> None:
+        """Batches of segments that were dropped leave the memory, too: what they hold is not to be read here."""
+        self.tail = self._cache.without(self.tail, self.first_offset)
+
     def _dropped(self, segments: Sequence[SegmentFile]) -> None:
         for segment in segments:
             segment.released = True

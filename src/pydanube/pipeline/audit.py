@@ -186,7 +186,7 @@ def _check_messages(
         spark.read.format("danube")
         .options(**options)
         .option("subscribe", ",".join(topics))
-        .option("columns", "topic,offset,publish_time,producer_id,sequence,payload")
+        .option("columns", "topic,offset,publish_time,producer_id,sequence,payload,routing_key,attributes")
         .option("orphans", "skip")
         .load()
     )
@@ -200,6 +200,7 @@ def _check_messages(
     if receipts is None:
         return
     watch.says("looking for receipts")
+    report.values["erased"] = messages.where(steps.is_erased()).count()
     given = spark.read.schema("topic string, offset long, sha256 string").json(receipts)
     report.values["receipts"] = given.count()
     for row in steps.missing_receipts(given, messages).limit(problems_max).collect():

@@ -16,6 +16,7 @@ JOBS: Final = {
     "compact": "many small objects become few large ones",
     "audit": "proves a topic: offsets, objects, checksums, repetitions, receipts",
     "replay": "a range of a topic again, to another topic or to a file",
+    "erase": "the bytes of a key's messages go from history; offsets stay",
     "stats": "counts, bytes, keys and latencies per topic and hour",
 }
 

@@ -12,6 +12,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
+from pydanube.formats.erasure import ERASED
+
 # What the raw table keeps of a message: everything that the log knows.
 RAW_COLUMNS: Final = (
     "topic",
@@ -213,11 +215,20 @@ def repeated(messages: DataFrame) -> DataFrame:
 
 
 def missing_receipts(receipts: DataFrame, messages: DataFrame) -> DataFrame:
-    """Receipts whose offset is not in the log exactly once, or holds another payload, if the receipt says which."""
-    stored = messages.select("topic", "offset", F.sha2("payload", 256).alias("stored"))
+    """Receipts whose offset is not in the log exactly once, or holds another payload, if the receipt says which.
+
+    An erased message has no payload to compare: its offset is there, and says so.
+    """
+    stored = messages.select("topic", "offset", F.sha2("payload", 256).alias("stored"), is_erased().alias("erased"))
     joined = receipts.join(stored, ["topic", "offset"], "left")
     counted = joined.groupBy("topic", "offset", "sha256").agg(
-        F.count("stored").alias("copies"), F.first("stored").alias("stored")
+        F.count("stored").alias("copies"), F.first("stored").alias("stored"), F.first("erased").alias("erased")
     )
-    wrong = (F.col("copies") != 1) | (F.col("sha256").isNotNull() & (F.col("sha256") != F.col("stored")))
+    differs = F.col("sha256").isNotNull() & (F.col("sha256") != F.col("stored")) & ~F.col("erased")
+    wrong = (F.col("copies") != 1) | differs
     return counted.where(wrong).select("topic", "offset", "copies", "sha256", "stored")
+
+
+def is_erased() -> Column:
+    """Whether a message was erased (`erase`): nothing of it is left but its place."""
+    return F.map_contains_key("attributes", F.lit(ERASED)) & (F.length("payload") == 0) & F.col("routing_key").isNull()

@@ -56,6 +56,7 @@ REQUESTS: Final = frozenset(
         "describe_topic",
         "fetch",
         "find_offset",
+        "flush_log",
         "get_lag",
         "list_topics",
         "lookup",

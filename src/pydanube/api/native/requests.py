@@ -17,7 +17,7 @@ from pydanube.api.orders import check_noted, tell_native
 from pydanube.api.topic_addresses import here, locate, position_of
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.overview import Overview
-from pydanube.broker.registrations import read_policy
+from pydanube.broker.registrations import read_policy, read_subscriptions
 from pydanube.broker.topic import Topic
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
@@ -67,6 +67,7 @@ class NativeRequests:
             "describe_topic": self._describe_topic,
             "describe_storage": self._describe_storage,
             "swap_objects": self._swap_objects,
+            "flush_log": self._flush_log,
             "list_topics": self._list_topics,
             "get_lag": self._get_lag,
             "note_order": self._note_order,
@@ -185,6 +186,20 @@ class NativeRequests:
             raise ProtocolViolation(f"the descriptor of an object cannot be understood: {error}") from error
         await topic.swap_objects(request.old, described)
         return {"done": pb.Done()}
+
+    async def _flush_log(self, command: pb.Command) -> dict[str, Any]:
+        topic = await self._operations.reliable(TopicName(command.flush_log.topic))
+        head = topic.head
+        first_on_disk = await topic.flush_log()
+        stored = await read_subscriptions(self._broker.topics.rooms.metadata, topic.name)
+        letters = {each.config.policy.dead_letter_topic for each in stored if each.config.policy is not None}
+        flushed = pb.LogFlushed(
+            head=head,
+            first_on_disk=first_on_disk,
+            dead_letter_topics=sorted(name for name in letters if name),
+            garbage_seconds=round(topic.storage.tier.config.garbage_seconds) if topic.storage is not None else 0,
+        )
+        return {"log_flushed": flushed}
 
     async def _list_topics(self, command: pb.Command) -> dict[str, Any]:
         request = command.list_topics

@@ -142,7 +142,7 @@ FAILOVER: SubscriptionType
 KEY_SHARED: SubscriptionType
 
 class Command(_message.Message):
-    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "handed", "fetch", "fetched", "find_offset", "offset_found", "recall", "returned", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag", "describe_storage", "storage_info", "swap_objects", "note_order")
+    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "handed", "fetch", "fetched", "find_offset", "offset_found", "recall", "returned", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag", "describe_storage", "storage_info", "swap_objects", "note_order", "flush_log", "log_flushed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +187,8 @@ class Command(_message.Message):
     STORAGE_INFO_FIELD_NUMBER: _ClassVar[int]
     SWAP_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     NOTE_ORDER_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_LOG_FIELD_NUMBER: _ClassVar[int]
+    LOG_FLUSHED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     hello: Hello
     welcome: Welcome
@@ -231,7 +233,9 @@ class Command(_message.Message):
     storage_info: StorageInfo
     swap_objects: SwapObjects
     note_order: NoteOrder
-    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., describe_storage: _Optional[_Union[DescribeStorage, _Mapping]] = ..., storage_info: _Optional[_Union[StorageInfo, _Mapping]] = ..., swap_objects: _Optional[_Union[SwapObjects, _Mapping]] = ..., note_order: _Optional[_Union[NoteOrder, _Mapping]] = ...) -> None: ...
+    flush_log: FlushLog
+    log_flushed: LogFlushed
+    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., describe_storage: _Optional[_Union[DescribeStorage, _Mapping]] = ..., storage_info: _Optional[_Union[StorageInfo, _Mapping]] = ..., swap_objects: _Optional[_Union[SwapObjects, _Mapping]] = ..., note_order: _Optional[_Union[NoteOrder, _Mapping]] = ..., flush_log: _Optional[_Union[FlushLog, _Mapping]] = ..., log_flushed: _Optional[_Union[LogFlushed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("magic", "version_min", "version_max", "client", "token", "frame_size_max")
@@ -743,6 +747,24 @@ class SwapObjects(_message.Message):
     old: _containers.RepeatedScalarFieldContainer[str]
     descriptor: bytes
     def __init__(self, topic: _Optional[str] = ..., old: _Optional[_Iterable[str]] = ..., descriptor: _Optional[bytes] = ...) -> None: ...
+
+class FlushLog(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class LogFlushed(_message.Message):
+    __slots__ = ("head", "first_on_disk", "dead_letter_topics", "garbage_seconds")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ON_DISK_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_TOPICS_FIELD_NUMBER: _ClassVar[int]
+    GARBAGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    head: int
+    first_on_disk: int
+    dead_letter_topics: _containers.RepeatedScalarFieldContainer[str]
+    garbage_seconds: int
+    def __init__(self, head: _Optional[int] = ..., first_on_disk: _Optional[int] = ..., dead_letter_topics: _Optional[_Iterable[str]] = ..., garbage_seconds: _Optional[int] = ...) -> None: ...
 
 class NoteOrder(_message.Message):
     __slots__ = ("order", "topic", "to_topic", "count")

@@ -1,0 +1,301 @@
+"""Job *erase*: the bytes of a key's messages go from history; offsets stay. docs/adr/0011-erasure.md has the reasons.
+
+    owner       flush_log: everything that is committed leaves the log for objects
+    executors   object ─► holds the key? ─► the same object with those rows erased, put, read back and compared
+    owner       compares both, row by row, and swaps the descriptor
+    driver      looks again, until no object below the head of the beginning holds the key
+
+Dead-letter topics that subscriptions of the topics name are erased with them. What cannot be reached is in the report;
+if it may hold the key, that is a problem, and the job fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import randbelow
+from time import time
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from pydanube.client.messages import LogFlushed
+from pydanube.core.history.tiers import PARQUET, RAW, Descriptor, object_name
+from pydanube.errors import ConfigError, Conflict, DanubeError, InvalidObject
+from pydanube.formats.erasure import Erased, check_erasure, check_raw_erasure, erase_object, erase_raw, rows_with_keys
+from pydanube.pipeline.report import JobReport, QueryWatch
+from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
+from pydanube.ports import Buffer, ObjectStore
+from pydanube.spark.errors import StoreNotHere
+from pydanube.spark.options import BrokerOptions, QueryOptions
+from pydanube.spark.reach import Reach
+
+KNOWN: Final = (*CONNECTION, *TOPICS, "key", "keys_file")
+ROUNDS_MAX: Final = 10  # a busy owner merges, and a topic may move: then descriptors are read anew
+FLUSH_SECONDS: Final = 600.0
+NOT_REACHED: Final = (
+    "older versions of objects, if the bucket keeps versions",
+    "tables, files and topics that were made of these messages (lake, replay), and what consumers have received",
+    "blocks of segments and of the commit journal on brokers' disks, until they are used again",
+)
+
+
+class Finding(NamedTuple):
+    """What a task found in one object, or made of it."""
+
+    topic: str
+    object_id: str
+    made: Descriptor | None  # None: no row of it has one of the keys
+    rows: int
+    problem: str | None
+
+
+def keys_of(settings: JobSettings) -> list[str]:
+    """The routing keys to erase. Raises ConfigError if there is none."""
+    keys = set(settings.texts("key"))
+    file = settings.text("keys_file")
+    if file is not None:
+        try:
+            keys |= {line for line in Path(file).read_text().splitlines() if line}
+        except OSError as error:
+            raise ConfigError("keys_file", file, f"a file with a key a line: {error.strerror}") from error
+    if not keys:
+        raise ConfigError("key", None, "the routing key to erase, or several; or keys_file: one a line")
+    return sorted(keys)
+
+
+def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
+    settings = JobSettings(values, KNOWN, "erase")
+    keys, wanted = keys_of(settings), settings.topics()
+    connection = BrokerOptions.of(QueryOptions(settings.connection(), CONNECTION))
+    report = JobReport(
+        "erase",
+        {"topics": 0, "objects": 0, "objects_rewritten": 0, "messages_erased": 0, "old_objects_gone_in_seconds": 0},
+    )
+    with Reach(connection) as reach:
+        flushed = _flush(reach, wanted, report, watch)
+        report.values["topics"] = len(flushed)
+        todo = {topic: log.head for topic, log in flushed.items()}
+        erased: Counter[str] = Counter()
+        for number in range(ROUNDS_MAX):
+            todo = _round(spark, reach, connection, todo, keys, report, erased, watch, is_first=number == 0)
+            if not todo:
+                break
+        report.problems += [
+            f"{topic}: objects changed in every one of {ROUNDS_MAX} rounds; run the job again" for topic in sorted(todo)
+        ]
+        for topic, count in sorted(erased.items()):  # an operator's order, and no small one; the key stays out of it
+            reach.call(_note(reach, topic, count))
+    report.values["messages_erased"] = sum(erased.values())
+    report.values["old_objects_gone_in_seconds"] = max((log.garbage_seconds for log in flushed.values()), default=0)
+    report.values["not_reached"] = list(NOT_REACHED)
+    return report
+
+
+def _flush(reach: Reach, wanted: Sequence[str], report: JobReport, watch: QueryWatch) -> dict[str, LogFlushed]:
+    """The log of every topic, and of the dead-letter topics that they name, is in objects then."""
+    flushed: dict[str, LogFlushed] = {}
+    waiting = list(wanted)
+    while waiting:
+        name = waiting.pop(0)
+        try:
+            parts = [state.topic for state in reach.states([name])]
+        except DanubeError as error:
+            if name in wanted:
+                raise
+            report.problems.append(f"dead-letter topic {name}: {error}")
+            continue
+        for topic in parts:
+            if topic in flushed:
+                continue
+            watch.says(f"emptying the log of {topic} into objects")
+            flushed[topic] = log = reach.call(_flush_log(reach, topic))
+            if log.first_on_disk < log.head:
+                report.problems.append(
+                    f"{topic}: offsets {log.first_on_disk} to {log.head - 1} are still on the disk of its broker; "
+                    "danube admin storage verify says why"
+                )
+            waiting += [each for each in log.dead_letter_topics if each not in flushed and each not in waiting]
+    return flushed
+
+
+async def _flush_log(reach: Reach, topic: str) -> LogFlushed:
+    return await (await reach.client()).flush_log(topic, timeout=FLUSH_SECONDS)
+
+
+def _round(
+    spark: SparkSession,
+    reach: Reach,
+    connection: BrokerOptions,
+    todo: dict[str, int],
+    keys: Sequence[str],
+    report: JobReport,
+    erased: Counter[str],
+    watch: QueryWatch,
+    *,
+    is_first: bool,
+) -> dict[str, int]:
+    """Erases in all objects that there are now. Returns the topics that must be looked at again, with their heads."""
+    work: list[tuple[str, str, Descriptor]] = []
+    for topic, head in todo.items():
+        [state] = reach.states([topic])
+        if state.storage_url is None and state.objects:
+            report.problems.append(str(StoreNotHere(topic, reach.not_here.get(topic, "an object store"))))
+            continue
+        if is_first:
+            report.values["objects"] += len(state.objects)
+            report.problems += [
+                f"{topic}: offsets {first} to {end - 1} are on the disk of a broker that is away, "
+                "and may hold the key; run the job again when it is back, or discard them"
+                for first, end in state.orphans
+                if first < head
+            ]
+        work += [(topic, state.storage_url or "", each) for each in state.objects if each.start_offset < head]
+    again: dict[str, int] = {}
+    for done, found in enumerate(_erased(spark, connection, work, keys), 1):
+        watch.says("erasing", done, len(work))
+        if found.problem is not None:
+            problem = f"{found.topic}: {found.object_id}: {found.problem}"
+            if problem not in report.problems:
+                report.problems.append(problem)
+        if found.made is not None and not _swap(reach, found, work, report, erased):
+            again[found.topic] = todo[found.topic]
+    return again
+
+
+async def _note(reach: Reach, topic: str, count: int) -> None:
+    await (await reach.client()).note_order("EraseKeys", topic, count=count)
+
+
+def _swap(
+    reach: Reach,
+    found: Finding,
+    work: Sequence[tuple[str, str, Descriptor]],
+    report: JobReport,
+    erased: Counter[str],
+) -> bool:
+    """Whether the owner took the new object; if not, what it has is looked at again."""
+    made = found.made
+    assert made is not None
+
+    async def ask() -> None:
+        await (await reach.client()).swap_objects(found.topic, [found.object_id], made)
+
+    async def forget() -> None:
+        url = next(url for topic, url, _ in work if topic == found.topic)
+        await (await reach.store(url)).delete(f"{found.topic[1:]}/{made.object_id}")
+
+    try:
+        reach.call(ask())
+    except Conflict:
+        reach.call(forget())
+        return False
+    except DanubeError as error:
+        # The answer may have been lost: the next round finds out.
+        if error.__class__ is InvalidObject:
+            report.problems.append(f"{found.topic}: {made.object_id}: {error}")
+            return True
+        return False
+    report.values["objects_rewritten"] += 1
+    erased[found.topic] += found.rows
+    return True
+
+
+# --- executors -----------------------------------------------------------------------------------------------
+
+
+async def erase_in(
+    reach: Reach, topic: str, url: str, described: Descriptor, keys: Collection[str], when: str
+) -> Finding:
+    """The object with the keys' rows erased, in the store and compared with the old one; no descriptor names it yet."""
+    store = await reach.store(url)
+    data = await store.get(f"{topic[1:]}/{described.object_id}")
+    problem = None
+    if described.format == PARQUET:
+        if not rows_with_keys(data, described.footer_crc, keys):
+            return Finding(topic, described.object_id, None, 0, None)
+        erased = erase_object(data, described.footer_crc, keys, when)
+    else:
+        erased, unreadable = erase_raw(data, keys, when)
+        if unreadable:
+            places = ", ".join(f"{each.first} to {each.end - 1} ({each.why})" for each in unreadable)
+            problem = f"cannot be searched for the key at offsets {places}"
+        if not erased.rows:
+            return Finding(topic, described.object_id, None, 0, problem)
+    made = await _put(store, topic, described, erased, data)
+    return Finding(topic, described.object_id, made, erased.rows, problem)
+
+
+async def _put(store: ObjectStore, topic: str, old: Descriptor, erased: Erased, before: Buffer) -> Descriptor:
+    encoded, is_raw = erased.encoded, old.format != PARQUET
+    # A number never used before: two jobs at once must not want the same name.
+    number = 10**9 + randbelow(10**15)
+    name = object_name(old.start_offset, old.end - 1, old.epoch, attempt=number, raw=is_raw)
+    key = f"{topic[1:]}/{name}"
+    info = await store.put(key, [encoded.data], create=True)
+    stored = await store.get(key)
+    footer_crc = 0 if is_raw else encoded.footer_crc
+    checked = check_raw_erasure(before, stored) if is_raw else check_erasure(before, old.footer_crc, stored, footer_crc)
+    if checked != erased.rows:
+        raise InvalidObject(key, f"{checked} rows are erased instead of {erased.rows}")
+    return Descriptor(
+        start_offset=old.start_offset,
+        end_offset=old.end_offset,
+        object_id=name,
+        size=info.size_bytes,
+        etag=info.etag,
+        min_publish_time=old.min_publish_time,
+        max_publish_time=old.max_publish_time,
+        epoch=old.epoch,
+        created_at=int(time()),
+        max_append_time=old.max_append_time,
+        footer_crc=footer_crc,
+        format=RAW if is_raw else PARQUET,
+    )
+
+
+def _erased(
+    spark: SparkSession,
+    connection: BrokerOptions,
+    work: Sequence[tuple[str, str, Descriptor]],
+    keys: Collection[str],
+) -> Iterator[Finding]:
+    """One finding for every object, each by one task."""
+    if not work:
+        return
+    chosen, wanted = list(work), frozenset(keys)
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def erase(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with Reach(connection) as reach:
+            for batch in batches:
+                for number in batch.column("id").to_pylist():
+                    topic, url, described = chosen[number]
+                    try:
+                        found = reach.call(erase_in(reach, topic, url, described, wanted, when))
+                    except (FileNotFoundError, InvalidObject) as error:
+                        found = Finding(topic, described.object_id, None, 0, str(error))
+                    made = found.made.to_bytes().decode() if found.made is not None else None
+                    yield pa.RecordBatch.from_pylist([{**found._asdict(), "made": made}], schema=_ROWS)
+
+    frame = spark.range(0, len(chosen), 1, min(len(chosen), 64)).mapInArrow(
+        erase, "topic string, object_id string, made string, rows long, problem string"
+    )
+    for row in frame.toLocalIterator():
+        made = Descriptor.from_json(json.loads(row["made"])) if row["made"] else None
+        yield Finding(row["topic"], row["object_id"], made, row["rows"], row["problem"])
+
+
+_ROWS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("object_id", pa.string()),
+        ("made", pa.string()),
+        ("rows", pa.int64()),
+        ("problem", pa.string()),
+    ]
+)
