@@ -1,12 +1,13 @@
 """The source keeps the house rules, checked by reading it, never by running it.
 
-Five rules, each a function from a directory to a list of complaints:
+Six rules, each a function from a directory to a list of complaints:
 
     imports_that_point_up      imports follow the map; exceptions are named one by one
     impurities_in_core         core is the standard library without clock, file, socket or loop
     names_behind_ports         threads, time and randomness stay in the adapters
     paths_outside              no file mentions a place outside the repository
     assigned_from_outside      the parts of a broker are complete when they are made: nothing is set later
+    sentences_without_subject  whoever, nobody, somebody: the caller, the owner, the consumer; the count only falls
 
 Every rule is tested twice: the repository obeys it, and a planted violation is found. A rule
 that has never found anything proves nothing.
@@ -124,6 +125,11 @@ class Late(NamedTuple):
 
 LATE = (Late("api/server.py", "limits", "a reload changes what native connections are told from then on"),)
 
+# --- words ----------------------------------------------------------------------------------------
+
+OLD_IDIOM = re.compile(r"\b(?:whoever|nobody|somebody)\b", re.IGNORECASE)
+OLD_IDIOM_MAX = 61  # what is left are sentences for users, which docs and tests quote; lower it with the count
+
 
 # --- the rules ------------------------------------------------------------------------------------
 
@@ -213,6 +219,17 @@ OUTSIDE = re.compile(
         )
     )
 )
+
+
+def sentences_without_subject(source: Path) -> list[str]:
+    """Lists every use of a word that stands where a sentence should name its subject."""
+    return [
+        f"{path.relative_to(source).as_posix()}:{number}: {match.group()}"
+        for path in sorted(source.rglob("*.py"))
+        if "_pb" not in path.parts
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        for match in OLD_IDIOM.finditer(line)
+    ]
 
 
 # --- reading the source ---------------------------------------------------------------------------
@@ -415,6 +432,11 @@ def test_no_part_of_a_broker_is_set_from_outside() -> None:
     assert excused <= found.keys(), "an exemption that is not needed any more"
 
 
+def test_sentences_name_their_subject() -> None:
+    found = sentences_without_subject(SOURCE)
+    assert len(found) <= OLD_IDIOM_MAX, found
+
+
 def test_locks_pin_every_package_by_hash_and_name_no_address() -> None:
     for lock in (REPOSITORY / "requirements").glob("*.lock"):
         text = lock.read_text()
@@ -604,6 +626,11 @@ def test_a_mention_of_a_place_outside_is_found(tmp_path: Path, pieces: tuple[str
 
 def test_a_folder_inside_the_repository_may_have_any_name(tmp_path: Path) -> None:
     assert paths_outside(plant(tmp_path, "notes.md", "/".join(["docs", "work", "plan.md"]))) == []
+
+
+def test_a_sentence_without_a_subject_is_found(tmp_path: Path) -> None:
+    text = '"""Nobody reads it, but the caller does."""\n'
+    assert sentences_without_subject(plant(tmp_path, "log/wal.py", text)) == ["log/wal.py:1: Nobody"]
 
 
 PARTS = """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from pydanube.errors import DiskFailed, DiskFull
 
@@ -80,8 +80,8 @@ class Disk(Protocol):
         """Writes to existing files, then, if `sync`, syncs each file once. Writing past the end extends it.
 
         Returns one result per write, None for success. A failure of one file does not stop the others. After
-        DiskFull or DiskFailed it is unknown which of that write's bytes are there. A failed sync is told even if a
-        write to that file found no room: it may have lost what was written before. A file that is not there is
+        DiskFull or DiskFailed it is unknown which of that write's bytes are there. A failed sync is reported even if a
+        write to that file found the disk full: it may have lost what was written before. A file that is not there is
         DiskFailed here and in `sync`, so that it does not stop the others either.
         """
         ...
@@ -119,7 +119,7 @@ class Disk(Protocol):
         ...
 
     async def rename_new(self, source: str, target: str) -> None:
-        """Gives a file a name that nobody has, or raises FileExistsError. Not synced.
+        """Gives a file a name that is not taken, or raises FileExistsError. Not synced.
 
         Of several processes that want one name at the same moment, one gets it. A process that dies here may leave
         the file under both names.
@@ -131,7 +131,7 @@ class Disk(Protocol):
         ...
 
     async def free_bytes(self) -> int:
-        """Room left for ordinary processes."""
+        """Space left for ordinary processes."""
         ...
 
     async def lock(self, path: str) -> None:
@@ -170,8 +170,9 @@ class ObjectStore(Protocol):
 
         Of several who create one key at the same moment exactly one succeeds, if the object is smaller than 16 MiB. A
         store may put a larger one in parts, after a look whether the key is there: names of large objects carry epoch
-        and attempt (or are random), and the one owner of an epoch uses each of them once, so nobody else creates that
-        key. There `create` is only the second fence; whoever lets a create decide a race makes small objects.
+        and attempt (or are random), and the one owner of an epoch uses each of them once, so no other process creates
+        that key. There `create` is only the second fence; a caller that lets a create decide a race makes small
+        objects.
         """
         ...
 
@@ -192,7 +193,7 @@ class ObjectStore(Protocol):
         ...
 
     async def elsewhere(self) -> Elsewhere | None:
-        """What opens this store in another process, for as long as somebody is in it; None if only we can use it."""
+        """What opens this store in another process, for as long as that uses it; None if only this process can."""
         ...
 
 
@@ -203,6 +204,8 @@ Elsewhere: TypeAlias = Callable[[], AbstractAsyncContextManager[ObjectStore]]  #
 
 Revision: TypeAlias = int
 LeaseId: TypeAlias = int
+COMPARES_MAX: Final = 128  # of one transaction
+OPERATIONS_MAX: Final = 128
 
 
 class Item(NamedTuple):
@@ -253,7 +256,7 @@ class Usage(NamedTuple):
 class MetadataStore(Protocol):
     """Small values by key, in one order of revisions for the whole store.
 
-    A transaction has at most 128 compares and 128 operations, never two operations on one key. Every
+    A transaction has at most COMPARES_MAX and OPERATIONS_MAX, never two operations on one key. Every
     transaction that changes something gets the next revision. A store that does not answer raises
     Unreachable; then it is unknown whether a change was made.
     """
@@ -274,7 +277,7 @@ class MetadataStore(Protocol):
         ...
 
     def watch(self, prefix: str, after: Revision) -> AsyncIterator[Sequence[Event]]:
-        """Changes under `prefix` with a revision greater than `after`, in order, for ever.
+        """Changes under `prefix` with a revision greater than `after`, in order, without end.
 
         To miss nothing, take the store's revision with an empty transaction, list, then watch after that
         revision: the newest revision in a list may be older than the history a store keeps for watches.
@@ -322,9 +325,9 @@ class Work(Protocol):
         ...
 
     async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The same for what waits itself, and may change something: nobody calls it a second time.
+        """The same for what waits itself, and may change something: it is never called a second time.
 
-        Raises ProcessEnded if that process ended first: then nobody knows what was done.
+        Raises ProcessEnded if that process ended first: then it is not known what was done.
         """
         ...
 

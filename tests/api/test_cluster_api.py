@@ -17,7 +17,7 @@ from pydanube.api.grpc.peers import FORWARDED
 from pydanube.api.process import check_ports
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.client.brokers import Brokers, addresses_of
-from pydanube.client.connection import Link
+from pydanube.client.connection import BrokerConnection
 from pydanube.config import BrokerConfig, Config, reachable
 from pydanube.core import keys
 from pydanube.core.cluster.load import ResourceUsage
@@ -40,7 +40,7 @@ PARTS = NAME.partition_names(3)
 
 
 @contextlib.asynccontextmanager
-async def native(node: Node) -> AsyncIterator[Link]:
+async def native(node: Node) -> AsyncIterator[BrokerConnection]:
     brokers = Brokers(addresses_of(node.broker.stream_url))
     try:
         yield await brokers.any()

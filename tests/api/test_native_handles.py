@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.api.native.handles import Consuming
+from pydanube.api.native.handles import ConsumerHandle
 from pydanube.broker.outbox import DeliveredBatch
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind
@@ -22,7 +22,7 @@ async def test_what_was_acknowledged_while_it_waited_for_the_wire_is_not_sent(ki
     identity = await topic.subscribe(NAME, kind, "consumer", (), 0, native=True)
     subscription = topic.require(NAME)
     outbox = subscription.attach_native(identity)
-    consuming = Consuming(1, topic, subscription, identity, outbox, 1 << 20)
+    consuming = ConsumerHandle(1, topic, subscription, identity, outbox, 1 << 20)
     consuming.grant(4, 1 << 20)
     await settle()
     subscription.ack(0)

@@ -23,7 +23,7 @@ import pytest
 
 from pydanube.api.native import connection
 from pydanube.client import connection as links
-from pydanube.client.connection import Link
+from pydanube.client.connection import BrokerConnection
 from pydanube.errors import DanubeError
 from pydanube.formats.batch import Envelope
 from pydanube.wire import frames
@@ -278,7 +278,7 @@ async def test_a_broker_drops_peers_that_are_late() -> None:
 class Wire(asyncio.Transport):
     """The client's end of a wire, which only writes down."""
 
-    def __init__(self, transcript: Transcript, link: Link) -> None:
+    def __init__(self, transcript: Transcript, link: BrokerConnection) -> None:
         super().__init__()
         self._transcript, self._link, self._over = transcript, link, False
 
@@ -308,10 +308,10 @@ class Lane:
     def __init__(self, transcript: Transcript, name: str, topic: str = ORDERS) -> None:
         self.topic, self._name, self._transcript = topic, name, transcript
 
-    def ended(self, link: Link, error: DanubeError) -> None:
+    def ended(self, link: BrokerConnection, error: DanubeError) -> None:
         self._transcript.note(f"{self._name} ended: {error}")
 
-    def leave(self, link: Link) -> None:
+    def leave(self, link: BrokerConnection) -> None:
         self._transcript.note(f"{self._name} leaves")
 
     def delivered(self, ranges: Any, attempt: int, seeks: int, body: memoryview) -> None:
@@ -328,7 +328,7 @@ class Client:
     def __init__(self, transcript: Transcript, title: str, url: str = "danube://there:6651") -> None:
         transcript.title(title)
         self.transcript = transcript
-        self.link = Link(url, "secret")
+        self.link = BrokerConnection(url, "secret")
         self.wire = Wire(transcript, self.link)
         self.link.connection_made(self.wire)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pydanube.broker import outbox as outboxes
-from pydanube.broker.kept import IDLE_SECONDS, KeptBytes
+from pydanube.broker.kept import KEPT_SECONDS, KeptBytes
 from pydanube.broker.outbox import Budget, DeliveredMessage, MessageOutbox
 from pydanube.broker.service import Broker
 from pydanube.broker.timer import Timer
@@ -170,7 +170,7 @@ async def test_what_is_kept_decoded_is_bounded_over_all_topics_and_goes_when_nob
         await topic.rows(0, 30)
         assert now(broker).decoded_bytes <= 20 * BIG
     assert now(broker).decoded_bytes > 0
-    await asyncio.sleep(2 * IDLE_SECONDS + 1)
+    await asyncio.sleep(2 * KEPT_SECONDS + 1)
     assert now(broker).decoded_bytes == 0
 
 
@@ -188,8 +188,8 @@ async def test_what_is_used_stays_and_the_newest_stays_however_large() -> None:
     kept.put("d", 4, 1000)
     assert (kept.get("c"), kept.get("d"), kept.size_bytes, len(kept)) == (None, 4, 1000, 1)
     for _ in range(5):
-        await asyncio.sleep(IDLE_SECONDS * 0.7)
+        await asyncio.sleep(KEPT_SECONDS * 0.7)
         assert kept.get("d") == 4
-    await asyncio.sleep(IDLE_SECONDS + 0.1)
+    await asyncio.sleep(KEPT_SECONDS + 0.1)
     assert len(kept) == kept.size_bytes == 0
     running.cancel()

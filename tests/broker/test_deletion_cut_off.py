@@ -19,7 +19,7 @@ NAME = TopicName(ORDERS)
 @simulated
 async def test_a_topic_whose_deletion_was_cut_off_is_gone_and_its_name_can_be_used(answered: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registrations, "OPERATIONS_MAX", 2)
+        patch.setattr(registrations, "OPERATIONS_PER_WRITE", 2)
         host = Host()
         broker, topic = await one_topic(host)
         await publish_many(topic, 5)

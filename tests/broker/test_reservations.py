@@ -100,7 +100,7 @@ async def test_a_publish_beside_a_rest_that_waits_for_another_topics_commit_is_b
     assert await publish(topic, "a", "b") == [0, 1]
     lock = topic.log.between_groups()
     await lock.acquire()  # another topic's commit is in flight
-    resting = asyncio.create_task(topic.rest())
+    resting = asyncio.create_task(topic.release_reservation())
     await settle()
     gate = Gate(host, is_extension)  # the store takes a moment
     producing = asyncio.create_task(publish(topic, "c"))
@@ -134,7 +134,7 @@ async def test_whatever_is_slow_lost_or_cancelled_nothing_is_given_out_beyond_th
     await publish(topic, "a", "b")
     lock = topic.log.between_groups()
     await lock.acquire()
-    resting = asyncio.create_task(topic.rest())
+    resting = asyncio.create_task(topic.release_reservation())
     await settle()
     gate = Gate(host, is_rest if slow == "rest" else is_extension, behind=behind, lost=lost)
     producing = asyncio.create_task(publish(topic, "c"))
@@ -176,7 +176,7 @@ async def test_a_rest_whose_write_comes_late_does_not_take_back_what_was_reserve
 
     host.metadata.transact = delayed  # type: ignore[method-assign]
     with pytest.raises(Unreachable):
-        await topic.rest()
+        await topic.release_reservation()
     assert await publish(topic, "c") == [2]
     for each in late:
         assert await transact(*each) is None
@@ -190,7 +190,7 @@ async def test_a_rest_that_fails_leaves_a_topic_that_can_be_published_to() -> No
     await publish(topic, "a")
     host.metadata.away = True
     with pytest.raises(Unreachable):
-        await topic.rest()
+        await topic.release_reservation()
     assert (topic.log.reserved_end, await reserved(host), topic.has_doubt) == (1, RESERVE_OFFSETS_MIN + 1, True)
     sending = asyncio.create_task(publish(topic, "b"))
     await asyncio.sleep(5)
@@ -205,12 +205,12 @@ async def test_an_idle_topic_rests_and_an_awaited_one_does_not() -> None:
     host = Host()
     _, topic = await one_topic(host)
     await publish(topic, "a")
-    await topic.rest()
+    await topic.release_reservation()
     assert await reserved(host) == topic.log.reserved_end == 1
     gate = Gate(host, is_extension)
     sending = asyncio.create_task(publish(topic, "b"))
     await settle()
-    await topic.rest()
+    await topic.release_reservation()
     gate.open.set()
     assert await sending == [1]
     assert await reserved(host) == topic.log.reserved_end == RESERVE_OFFSETS_MIN + 2
@@ -223,7 +223,7 @@ async def test_a_close_beside_a_rest_leaves_the_head_in_the_store() -> None:
     broker, topic = await one_topic(host)
     await publish(topic, "a", "b")
     gate = Gate(host, is_rest)
-    resting = asyncio.create_task(topic.rest())
+    resting = asyncio.create_task(topic.release_reservation())
     await settle()
     stopping = asyncio.create_task(broker.stop())
     await settle()
@@ -243,7 +243,7 @@ async def test_what_the_store_has_confirmed_is_never_said_to_be_more_than_it_has
     await publish(topic, "a")
     assert topic.confirmed_end == await reserved(host) == RESERVE_OFFSETS_MIN + 1
     gate = Gate(host, is_rest, behind=True, lost=True)
-    resting = asyncio.create_task(topic.rest())
+    resting = asyncio.create_task(topic.release_reservation())
     await settle()
     assert (topic.confirmed_end, await reserved(host)) == (1, 1), "a shrinking that is not answered may have happened"
     gate.heal()
@@ -259,10 +259,10 @@ async def test_a_rest_that_failed_is_made_good_by_the_next_and_by_the_close() ->
         await publish(topic, "a")
         host.metadata.away = True
         with pytest.raises(Unreachable):
-            await topic.rest()
+            await topic.release_reservation()
         host.metadata.away = False
         if closes:
             await broker.stop()
         else:
-            await topic.rest()
+            await topic.release_reservation()
         assert await reserved(host) == 1

@@ -11,7 +11,7 @@ import pytest
 from pydanube.broker.base_subscription import ATTACH_SECONDS
 from pydanube.broker.registrations import CONSUMER_SILENT_SECONDS
 from pydanube.broker.topic_upkeep import REAP_SECONDS
-from pydanube.broker.volatile_topic import IDLE_CHECK_SECONDS, IDLE_SECONDS, QUEUE_MAX, VolatileTopic
+from pydanube.broker.volatile_topic import IDLE_CHECK_SECONDS, QUEUE_MAX, UNUSED_SECONDS, VolatileTopic
 from pydanube.core import keys
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
@@ -158,10 +158,10 @@ async def test_a_subscription_without_consumers_is_removed_after_a_minute() -> N
     broker = await host.boot()
     topic = await make_volatile(broker)
     stream = await consume(topic)
-    await asyncio.sleep(10 * IDLE_SECONDS)
+    await asyncio.sleep(10 * UNUSED_SECONDS)
     assert SUB in topic.subscriptions, "it has a consumer"
     stream.leave()
-    await asyncio.sleep(IDLE_SECONDS - 1)
+    await asyncio.sleep(UNUSED_SECONDS - 1)
     assert SUB in topic.subscriptions
     await asyncio.sleep(IDLE_CHECK_SECONDS + 1)
     assert SUB not in topic.subscriptions
@@ -176,7 +176,7 @@ async def test_a_consumer_that_comes_back_in_time_keeps_the_subscription() -> No
     stream = await consume(topic)
     for _ in range(5):
         stream.leave()
-        await asyncio.sleep(IDLE_SECONDS * 0.8)
+        await asyncio.sleep(UNUSED_SECONDS * 0.8)
         stream = await stream.come_back()
         await asyncio.sleep(1)
     assert SUB in topic.subscriptions

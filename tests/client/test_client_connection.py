@@ -16,7 +16,7 @@ import pydanube.testing
 from pydanube.client import brokers as connection
 from pydanube.client.brokers import BACKOFF_MAX_SECONDS, Address, Brokers, RetryDelay, addresses_of
 from pydanube.client.client import TIMEOUT_SECONDS
-from pydanube.client.partition_consumer import ConsumerLane
+from pydanube.client.partition_consumer import PartitionConsumer
 from pydanube.config import ClusterConfig
 from pydanube.errors import (
     ClientClosed,
@@ -265,7 +265,7 @@ def test_a_broker_that_cannot_say_where_topics_are_is_passed_over_for_one_that_c
                 await producer.send(b"a")
             assert other.payloads() == [b"a"]
             other.peers[0].transport.abort()
-            client._brokers._let_down.clear()
+            client._brokers._failed_at.clear()
             assert (await client.describe_topic(TOPIC, timeout=5)).head == 7
             assert (await client.lookup(TOPIC)).stream_url == other.url
             assert other.connections == 2 and cut_off.connections == 1
@@ -278,7 +278,7 @@ def test_a_broker_that_is_away_is_not_dialed_at_every_question_to_one_that_has_r
         async with ScriptedBroker() as broker, ScriptedBroker() as away, pydanube.connect(broker.url) as client:
             away.answers["hello"] = lambda peer, frame: peer.transport.abort()
             client._brokers._known.update(dict.fromkeys(addresses_of(away.url)))
-            client._brokers.disappointed(broker.url)
+            client._brokers.deprioritize(broker.url)
             await client.lookup(TOPIC)
             await away.until("hello")
             await asyncio.gather(*client._brokers._dialing.values(), return_exceptions=True)
@@ -457,30 +457,32 @@ def test_what_opens_after_its_opener_has_given_up_is_closed(what: str) -> None:
 def test_what_opens_in_the_moment_in_which_its_opener_gives_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def inside() -> None:
         async with ScriptedBroker() as broker, pydanube.connect(broker.url) as client:
-            link = await client._brokers.any()
+            connection = await client._brokers.any()
             broker.answers["subscribe"] = lambda peer, frame: None
-            asking = asyncio.ensure_future(link.request(pb.Command(subscribe=pb.Subscribe(topic=TOPIC)), "subscribed"))
+            asking = asyncio.ensure_future(
+                connection.request(pb.Command(subscribe=pb.Subscribe(topic=TOPIC)), "subscribed")
+            )
             [asked] = await broker.until("subscribe")
             asking.cancel()  # and before it can notice:
             answer = pb.Command(request_id=asked.command.request_id, subscribed=pb.Subscribed(consumer=7))
-            link.data_received(b"".join(frames.encode(answer)))
+            connection.data_received(b"".join(frames.encode(answer)))
             [closed] = await broker.until("close_consumer")
             assert closed.command.close_consumer.consumer == 7
 
             broker.answers["subscribe"] = broker.on_subscribe
-            open_at = ConsumerLane._open_at
+            open_at = PartitionConsumer._open_at
 
-            async def too_late(self: ConsumerLane, link: Any) -> None:
-                await open_at(self, link)
+            async def too_late(self: PartitionConsumer, connection: Any) -> None:
+                await open_at(self, connection)
                 monkeypatch.undo()
                 await asyncio.sleep(60)
 
             monkeypatch.setattr("pydanube.client.partition_handle.OPEN_SECONDS", 0.3)
-            monkeypatch.setattr(ConsumerLane, "_open_at", too_late)
+            monkeypatch.setattr(PartitionConsumer, "_open_at", too_late)
             async with client.consumer(TOPIC, subscription="s", timeout=5):
                 closed = (await broker.until("close_consumer", 2))[-1]
                 assert closed.command.close_consumer.consumer == 1
-                assert list(link.consumers) == [2]
+                assert list(connection.consumers) == [2]
 
     run(inside())
 

@@ -14,7 +14,7 @@ import pytest
 
 import pydanube
 import pydanube.testing
-from pydanube.client.connection import Link
+from pydanube.client.connection import BrokerConnection
 from pydanube.client.consumer import Consumer
 from pydanube.core.consuming import answers
 from pydanube.errors import (
@@ -202,8 +202,8 @@ def test_closed_producers_and_consumers_leave_nothing_on_the_connection() -> Non
             for _ in range(3):
                 async with client.producer(TOPIC), client.consumer(TOPIC, subscription="s"):
                     pass
-            link = await client._brokers.any()
-            assert (link.producers, link.consumers) == ({}, {})
+            connection = await client._brokers.any()
+            assert (connection.producers, connection.consumers) == ({}, {})
             assert broker.kinds().count("close_producer") == broker.kinds().count("close_consumer") == 3
 
     run(inside())
@@ -548,13 +548,13 @@ def test_a_connection_that_broke_hides_nothing_that_a_broker_delivers_on_purpose
                 [lane] = consumer._lanes
                 find, may_go = lane._find, asyncio.Event()
 
-                async def find_later() -> Link:
+                async def find_later() -> BrokerConnection:
                     await may_go.wait()
                     return await find()
 
                 monkeypatch.setattr(lane, "_find", find_later)
-                assert lane.link is not None
-                lane.link.end(Unreachable(broker.url, "the cable was pulled"))
+                assert lane.connection is not None
+                lane.connection.end(Unreachable(broker.url, "the cable was pulled"))
                 for message in received[1:]:
                     await message.ack()
                 if what == "made anew":

@@ -553,14 +553,14 @@ async def test_who_waits_in_vain_for_a_stopped_log_is_told_why(broker: ScriptedB
 async def test_without_a_session_a_batch_is_taken_behind_one_that_was_refused(
     broker: ScriptedBroker, producer: Producer
 ) -> None:
-    link = producer._lanes[0].link
+    connection = producer._lanes[0].connection
     broker.refusals.extend([RateLimited(TOPIC, 1), None, RateLimited(TOPIC, 1), MessageTooLarge(9, 8), None])
     broker.refusals.extend([None, MessageTooLarge(9, 8)])
     results = await asyncio.gather(*sends(producer, b"a", b"b", b"c", b"d", b"e"), return_exceptions=True)
     assert isinstance(results[2], MessageTooLarge)
     offsets = [result.offset for result in results if isinstance(result, pydanube.Receipt)]
     assert offsets == [2, 0, 3, 1] and broker.payloads() == [b"b", b"e", b"a", b"d"]
-    assert producer._lanes[0].link is link and producer.buffered_bytes == 0
+    assert producer._lanes[0].connection is connection and producer.buffered_bytes == 0
 
 
 @scripted(batch_messages=1)
@@ -597,13 +597,13 @@ async def test_who_is_cancelled_while_he_sends_does_not_end_the_connection_of_ot
 
     broker.answers["close_producer"] = answer_both
     broker.hold()
-    link = producer._lanes[0].link
+    connection = producer._lanes[0].connection
     (sending,) = sends(producer, b"a")
     await broker.until("produce")
     sending.cancel()
     await producer.__aexit__(asyncio.CancelledError, asyncio.CancelledError(), None)
     assert broker.payloads() == [b"a"]
-    assert link is not None and link.ended is None
+    assert connection is not None and connection.ended is None
 
 
 @scripted()
@@ -655,7 +655,7 @@ async def test_what_may_be_stored_under_a_session_that_has_ended_is_not_sent_und
     broker.drop()
     broker.is_holding = False
     broker.refusals.append(SessionUnknown(PRODUCER_ID, 1))
-    while producer._lanes[0].link is not None:  # noqa: ASYNC110  # it tells nobody
+    while producer._lanes[0].connection is not None:  # noqa: ASYNC110  # it tells nobody
         await asyncio.sleep(0)
     fresh = asyncio.ensure_future(producer.send(b"c"))
     with pytest.raises(SessionUnknown, match="may be stored"):
@@ -733,7 +733,7 @@ def test_a_mistake_with_one_producer_does_not_end_another_of_the_connection() ->
             precious = await client.producer(TOPIC, name="p").open()
             for topic, mistake in (("/default/receipt", "out of turn"), ("/default/invalid", "nonsense")):
                 guilty = await client.producer(topic, batch_messages=1, idempotent=False).open()
-                link = precious._lanes[0].link
+                connection = precious._lanes[0].connection
                 broker.hold()
                 sending, *wrong = [*sends(precious, b"a"), *sends(guilty, b"1", b"2", b"3")]
                 frames = (await broker.until("produce", len(broker.produced()) + 4))[-3:]
@@ -750,7 +750,7 @@ def test_a_mistake_with_one_producer_does_not_end_another_of_the_connection() ->
                         await each
                 broker.release()
                 await sending
-                assert (precious._lanes[0].link is link) == (mistake == "out of turn")
+                assert (precious._lanes[0].connection is connection) == (mistake == "out of turn")
                 await guilty._let_go()
             await precious.close()
 

@@ -570,15 +570,15 @@ async def test_a_stalled_consumer_whose_window_has_shrunk_gets_messages_when_it_
             await message.ack()
         await consumer.flush()
         (lane,) = consumer._lanes
-        assert lane.link is not None and lane.link._transport is not None
+        assert lane.connection is not None and lane.connection._transport is not None
         other = Worker(others, 0.001)
         task = asyncio.create_task(other.work())
         await asyncio.sleep(1)
-        lane.link._transport.pause_reading()  # the process stands still
+        lane.connection._transport.pause_reading()  # the process stands still
         await fill(others, 10)
         await asyncio.sleep(8)
         assert len(other.handled) == 10
-        lane.link._transport.resume_reading()
+        lane.connection._transport.resume_reading()
         with pytest.raises(DeadlineExceeded):
             await consumer.receive(timeout=1)
         task.cancel()

@@ -201,7 +201,7 @@ async def _move(town: Cluster, old: Topic) -> None:
 
 async def _rest(town: Cluster, old: Topic) -> None:
     with pytest.raises(OwnershipLost):
-        await town.node(1).call(old._reservation.rest())
+        await town.node(1).call(old._reservation.release_reservation())
 
 
 async def _configure(town: Cluster, old: Topic) -> None:
@@ -359,7 +359,7 @@ async def test_a_rest_beside_a_seal_writes_nothing_behind_it(undone: bool) -> No
         return await transact(compares, operations)
 
     node.metadata.transact = held  # type: ignore[method-assign]
-    resting = asyncio.ensure_future(node.call(old.rest()))
+    resting = asyncio.ensure_future(node.call(old.release_reservation()))
     await settle()
     moving = asyncio.ensure_future(town.unload(topic, to=2))
     if undone:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy, configured, effective, limits_set, with_limits
+from pydanube.core.policies import UNLIMITED, TopicPolicy, configured, effective, limits_set, with_limits
+from pydanube.core.units import MIB
 from pydanube.errors import ConfigError
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pydanube.core.history.tiers import (
     MERGE_COUNT_MAX,
     MERGED_BYTES,
-    MIB,
     RAW,
     Descriptor,
     Objects,
@@ -32,6 +31,7 @@ from pydanube.core.history.tiers import (
     merge_next,
     object_name,
 )
+from pydanube.core.units import MIB
 
 CONFIG = TierConfig()
 DAY_US = 24 * 3600 * 1_000_000

@@ -135,7 +135,7 @@ def test_a_view_behind_a_compaction_lists_again(etcd_server: EtcdServer) -> None
 def test_the_leader_keeps_an_etcd_that_compacts_nothing_by_itself_from_growing(
     etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(upkeep, "USAGE_CHECK_SECONDS", 0.1)
     monkeypatch.setattr(upkeep, "KEEP_SECONDS", 0.5)
 
     async def story(store: EtcdMetadataStore) -> None:

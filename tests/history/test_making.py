@@ -20,7 +20,7 @@ from pydanube.formats.batch import Batch, Envelope, encode_messages, stamp
 from pydanube.formats.parquet_read import check_bytes, open_object
 from pydanube.history.object_builder import (
     BATCHES_AT_ONCE,
-    LARGE_BYTES,
+    UNCOPIED_FROM_BYTES,
     NotBuilt,
     Packed,
     Parts,
@@ -53,7 +53,7 @@ def recipe(source: Sequence[Batch] | Packed | Parts) -> Recipe:
 @pytest.fixture(scope="module")
 def batches() -> list[Batch]:
     """Small and large ones, in any order, and more than are packed at once."""
-    sizes = [CHANCE.choice([10, 2_000, LARGE_BYTES + 1, 100_000]) for _ in range(3 * BATCHES_AT_ONCE + 1)]
+    sizes = [CHANCE.choice([10, 2_000, UNCOPIED_FROM_BYTES + 1, 100_000]) for _ in range(3 * BATCHES_AT_ONCE + 1)]
     return [batch_of(size, offset) for offset, size in enumerate(sizes)]
 
 
@@ -69,12 +69,12 @@ def test_no_message_is_in_what_is_pickled_and_no_large_one_is_copied(batches: li
     packed = packed_of(batches)
     pickled, *views = dumped(partial(build_object, recipe(packed)))
     assert pickled.nbytes < 50 * len(packed.pieces) + 500
-    large = [each.body for each in batches if len(each.body) >= LARGE_BYTES]
+    large = [each.body for each in batches if len(each.body) >= UNCOPIED_FROM_BYTES]
     assert len([view for view in views if any(view.obj is memoryview(body).obj for body in large)]) == len(large) > 10
 
 
 def test_others_have_their_turn_after_few_batches(batches: list[Batch]) -> None:
-    for some in pack([batch_of(LARGE_BYTES - 2_000, offset) for offset in range(100)]):
+    for some in pack([batch_of(UNCOPIED_FROM_BYTES - 2_000, offset) for offset in range(100)]):
         assert sum(piece.nbytes for piece in some) <= 1 << 20
     assert len(list(pack(batches))) == 4
 
@@ -135,7 +135,7 @@ def apart_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Callable
 
     async def main() -> Any:
         beside = Apart(1)
-        beside._pool.starved()  # tests keep every core busy: an idle priority would not do
+        beside._pool.yield_to_nice()  # tests keep every core busy: an idle priority would not do
         try:
             return await beside.call_once(partial(function, *arguments, partial(directory, str(tmp_path))))
         finally:

@@ -79,7 +79,7 @@ async def test_committed_messages_are_in_the_object_store_after_the_interval() -
 async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(uploads_module, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads_module, "UPLOAD_READ_BYTES", 1)
     host = TierHost(replace(STILL, upload_seconds=1e6, object_bytes=128 * KIB))
     _, orders = await one_topic(host)
     teller = Teller(size=8 * KIB)
@@ -98,7 +98,7 @@ async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval
 async def test_what_is_less_than_an_object_waits_for_its_interval_and_not_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(uploads_module, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads_module, "UPLOAD_READ_BYTES", 1)
     host = TierHost(replace(STILL, upload_seconds=30.0, object_bytes=128 * KIB))
     _, orders = await one_topic(host)
     teller = Teller(size=8 * KIB)
@@ -114,7 +114,7 @@ async def test_what_is_less_than_an_object_waits_for_its_interval_and_not_longer
 async def test_others_have_their_turn_while_what_is_in_memory_is_read_for_an_upload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(uploads_module, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads_module, "UPLOAD_READ_BYTES", 1)
     host = TierHost(replace(STILL, upload_seconds=1e6))
     _, orders = await one_topic(host)
     for _ in range(20):

@@ -15,7 +15,7 @@ from pydanube.core import keys
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
 from pydanube.history import uploads
-from pydanube.history.turns import AT_ONCE, SLOW_AT_ONCE, SLOW_SECONDS
+from pydanube.history.turns import SLOW_AT_ONCE, SLOW_SECONDS, STEPS_AT_ONCE
 from pydanube.ports import Buffer, ObjectInfo
 from tests.harness.brokers import make_topic, now, publish, settle, simulated
 from tests.harness.tiers import KIB, STILL, Shelf, TierHost, carried
@@ -61,22 +61,22 @@ async def described(host: TierHost, topic: Topic) -> int:
 
 @simulated
 async def test_a_topic_with_much_to_upload_leaves_the_others_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "READ_BYTES", 1)
+    monkeypatch.setattr(uploads, "UPLOAD_READ_BYTES", 1)
     host, doors, _, topics = await begin(4)
-    for topic in topics[:AT_ONCE]:
+    for topic in topics[:STEPS_AT_ONCE]:
         doors.seconds[topic.name.name] = 2.0
         for number in range(30):
             await publish(topic, Random(number).randbytes(5 * KIB).hex())
-    for topic in topics[AT_ONCE:]:
+    for topic in topics[STEPS_AT_ONCE:]:
         await publish(topic, "a")
     began = now()
-    while not all([await described(host, topic) for topic in topics[AT_ONCE:]]):
+    while not all([await described(host, topic) for topic in topics[STEPS_AT_ONCE:]]):
         assert now() - began < 15.0, "they had to wait until the large ones were done"
         await asyncio.sleep(0.5)
-    assert all(carried(topic).lag_offsets > 5 for topic in topics[:AT_ONCE]), "which are not done yet"
+    assert all(carried(topic).lag_offsets > 5 for topic in topics[:STEPS_AT_ONCE]), "which are not done yet"
     await asyncio.sleep(120)
     assert all(carried(topic).lag_offsets == 0 for topic in topics)
-    assert doors.busiest <= AT_ONCE
+    assert doors.busiest <= STEPS_AT_ONCE
 
 
 @pytest.mark.parametrize("hanging", [2, 10])
@@ -93,7 +93,7 @@ async def test_topics_for_which_the_store_hangs_leave_the_others_their_turns_and
     for topic in topics[hanging:]:
         assert await described(host, topic) > 10 and carried(topic).lag_offsets <= 3
     assert [await described(host, topic) for topic in topics[:hanging]] == [0] * hanging
-    assert doors.busiest <= AT_ONCE + SLOW_AT_ONCE
+    assert doors.busiest <= STEPS_AT_ONCE + SLOW_AT_ONCE
     doors.hanging.clear()
     await asyncio.sleep(120)
     assert all(carried(topic).lag_offsets == 0 for topic in topics)
@@ -117,12 +117,12 @@ async def test_a_slow_step_is_not_given_up_while_there_is_a_place_for_it() -> No
 @simulated
 async def test_a_topic_that_waits_for_its_turn_keeps_nobody_else_from_it() -> None:
     """A move, a retention check, an operator: they have the topic to themselves, and do not wait for other topics."""
-    _, doors, _, topics = await begin(AT_ONCE + SLOW_AT_ONCE + 2)
+    _, doors, _, topics = await begin(STEPS_AT_ONCE + SLOW_AT_ONCE + 2)
     doors.hanging = {topic.name.name for topic in topics[:-1]}
     for topic in topics:
         await publish(topic, "a")
     await asyncio.sleep(7)
-    assert doors.busy == AT_ONCE
+    assert doors.busy == STEPS_AT_ONCE
     for _ in range(5):
         await asyncio.sleep(1)
         async with asyncio.timeout(0.1):
@@ -132,9 +132,9 @@ async def test_a_topic_that_waits_for_its_turn_keeps_nobody_else_from_it() -> No
 
 @simulated
 async def test_a_topic_that_closes_while_its_step_hangs_makes_place_at_once() -> None:
-    host, doors, broker, topics = await begin(AT_ONCE + 1)
-    doors.hanging = {topic.name.name for topic in topics[:AT_ONCE]}
-    for topic in topics[:AT_ONCE]:
+    host, doors, broker, topics = await begin(STEPS_AT_ONCE + 1)
+    doors.hanging = {topic.name.name for topic in topics[:STEPS_AT_ONCE]}
+    for topic in topics[:STEPS_AT_ONCE]:
         await publish(topic, "a")
     await asyncio.sleep(7)
     await publish(topics[-1], "a")
@@ -157,7 +157,7 @@ async def test_a_step_that_fails_makes_place_as_one_that_succeeds() -> None:
     assert [await described(host, topic) for topic in topics] == [1, 1, 1]
     storage: Any = topics[0].storage
     turns = storage.uploader._turns
-    assert (turns._quick._value, turns._slow._value) == (AT_ONCE, SLOW_AT_ONCE)
+    assert (turns._quick._value, turns._slow._value) == (STEPS_AT_ONCE, SLOW_AT_ONCE)
     assert not turns._turns
 
 
@@ -177,7 +177,7 @@ async def test_steps_that_take_long_to_be_given_up_do_not_end_the_uploads() -> N
     host = TierHost(SOON)
     doors = host.objects = Stuck()
     broker = await host.boot()
-    topics = [await make_topic(broker, f"/default/t{number}") for number in range(SLOW_AT_ONCE + AT_ONCE + 2)]
+    topics = [await make_topic(broker, f"/default/t{number}") for number in range(SLOW_AT_ONCE + STEPS_AT_ONCE + 2)]
     for each in topics:
         doors.hanging.add(each.name.name)
         await publish(each, "a")

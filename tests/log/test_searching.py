@@ -64,7 +64,7 @@ async def test_the_end_of_what_is_not_zero_is_found_wherever_pieces_end(piece_by
 async def test_recovery_of_a_large_segment_never_reads_more_than_a_piece_or_a_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module, name in ((searching, "PIECE_BYTES"), (layout, "_PIECE_BYTES"), (group_scan, "READ_BYTES")):
+    for module, name in ((searching, "PIECE_BYTES"), (layout, "_PIECE_BYTES"), (group_scan, "SCAN_READ_BYTES")):
         monkeypatch.setattr(module, name, 4096)
     machine = Machine()
     wal = await machine.boot()

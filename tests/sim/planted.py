@@ -22,7 +22,7 @@ from pydanube.broker.take_over import Take
 from pydanube.broker.topic_table import TopicTable
 from pydanube.client.messages import Receipt
 from pydanube.client.open_batch import OpenBatch
-from pydanube.client.partition_producer import ProducerLane
+from pydanube.client.partition_producer import PartitionProducer
 from pydanube.core import keys
 from pydanube.core.consuming.machine import ConsumerMachine
 from pydanube.core.consuming.values import Settle
@@ -318,7 +318,7 @@ def rest_beside_extend(patch: pytest.MonkeyPatch) -> Tweak:
                 except OwnershipLost:
                     return
                 except Unavailable:
-                    await self._clock.sleep(reservation.RETRY_SECONDS)
+                    await self._clock.sleep(reservation.EXTEND_RETRY_SECONDS)
                     continue
                 self._log.reserve(end)
         finally:
@@ -362,14 +362,14 @@ def rest_beside_extend(patch: pytest.MonkeyPatch) -> Tweak:
     return None
 
 
-def start_claims_from_anybody(patch: pytest.MonkeyPatch) -> Tweak:
+def start_claims_from_any_owner(patch: pytest.MonkeyPatch) -> Tweak:
     """A broker that was declared dead while it started claimed the rest of its list from whoever had it by then, and
     who had lost a topic did not notice.
     """
     claim = TopicTable._take
 
     async def careless(self: TopicTable, name: TopicName, *revisions: Any, session: Any, take: Take) -> Any:
-        take = Take.ANYBODYS if take is Take.OWN else take
+        take = Take.ANY if take is Take.OWN else take
         return await claim(self, name, *revisions, session=None, take=take)
 
     patch.setattr(TopicTable, "_take", careless)
@@ -425,14 +425,14 @@ def resent_under_a_new_session(patch: pytest.MonkeyPatch) -> Tweak:
 
 def resolved_before_the_receipt(patch: pytest.MonkeyPatch) -> Tweak:
     """A producer tells where its messages will be, when it has sent them."""
-    resolve, send = ProducerLane._resolve, ProducerLane._send
+    resolve, send = PartitionProducer._resolve, PartitionProducer._send
     ends: dict[str, tuple[int, int]] = {}  # by topic: the end of what was stored last, and its epoch
 
-    def noted(self: ProducerLane, batch: OpenBatch, receipt: Any) -> None:
+    def noted(self: PartitionProducer, batch: OpenBatch, receipt: Any) -> None:
         ends[self.topic] = receipt.offset + batch.rows, receipt.epoch
         resolve(self, batch, receipt)
 
-    def careless(self: ProducerLane, batch: OpenBatch, generation: int) -> None:
+    def careless(self: PartitionProducer, batch: OpenBatch, generation: int) -> None:
         send(self, batch, generation)
         if self.topic in ends:
             offset, epoch = ends[self.topic]
@@ -440,8 +440,8 @@ def resolved_before_the_receipt(patch: pytest.MonkeyPatch) -> Tweak:
                 if not waiter.done():
                     waiter.set_result(Receipt(self.topic, offset + row, epoch, "fsync"))
 
-    patch.setattr(ProducerLane, "_resolve", noted)
-    patch.setattr(ProducerLane, "_send", careless)
+    patch.setattr(PartitionProducer, "_resolve", noted)
+    patch.setattr(PartitionProducer, "_send", careless)
     return None
 
 
@@ -490,7 +490,7 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], Tweak]] = {
     "claim without its registration": claim_without_registration,
     "a move undone without reassert": undone_without_reassert,
     "rest beside extend, as it was": rest_beside_extend,
-    "claims at the start of a lost broker, as they were": start_claims_from_anybody,
+    "claims at the start of a lost broker, as they were": start_claims_from_any_owner,
     "a claim behind the loss, as it was": claim_ends_behind_the_loss,
     "acks above the cursor forgotten": acks_above_the_cursor_forgotten,
     "a client sends again under a new session": resent_under_a_new_session,

@@ -25,7 +25,7 @@ from pydanube.testing.history import Acked, History
 from tests.sim.planted import FOUND_BY, PLANTED
 from tools.sim import cluster_faults, cluster_report, cluster_sim
 from tools.sim import command as sim
-from tools.sim.cluster_faults import KINDS
+from tools.sim.cluster_faults import FAULT_KINDS
 from tools.sim.cluster_operations import NEVER, OPERATIONS
 from tools.sim.cluster_pressure import MANY_TOPICS, Pressure
 from tools.sim.cluster_report import ClusterTotals, meaning, report, shrink
@@ -174,7 +174,7 @@ def test_every_kind_of_fault_occurs_in_enough_seeds_and_there_are_enough_of_them
         faults += len(schedule)
         seeds.update({each.kind for each in schedule})
     assert faults / 500 >= 10
-    assert {kind for kind in KINDS if seeds[kind] < 0.05 * 500} == set()
+    assert {kind for kind in FAULT_KINDS if seeds[kind] < 0.05 * 500} == set()
 
 
 def test_faults_with_dice_of_their_own_change_no_other() -> None:

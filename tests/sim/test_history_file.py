@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pydanube.testing.history import (
-    KINDS,
+    EVENT_TYPES,
     Acked,
     Fault,
     Got,
@@ -51,7 +51,7 @@ def test_a_history_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
 
 def test_every_kind_of_event_can_be_written_and_read() -> None:
     samples = {"int": 3, "str": "s", "bool": True, "float": 1.5}
-    for kind in KINDS.values():
+    for kind in EVENT_TYPES.values():
         fields = {name: samples.get(str(annotation), [(1, 2)]) for name, annotation in kind.__annotations__.items()}
         if kind is Kept:
             fields |= {"messages": {1: "a"}, "voids": [(1, 2)], "orphans": []}

@@ -455,7 +455,7 @@ def test_a_token_in_a_file_is_read_again_for_every_connection(tmp_path: Path) ->
 
 async def lose_connections(reach: Reach) -> None:
     client = await reach.client()
-    for link in list(client._brokers._links.values()):
+    for link in list(client._brokers._connections.values()):
         link.end(Unreachable(link.url, "lost"))
 
 

@@ -295,7 +295,7 @@ def test_one_that_others_keep_from_running_is_ended_and_the_next_is_only_nice_fo
 
     runs = True
     monkeypatch.setattr(_Process, "ran_and_waited", ran_and_waited)
-    monkeypatch.setattr(worker_process, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker_process, "STARVATION_CHECK_SECONDS", 0.01)
 
     async def run() -> None:
         nonlocal runs
@@ -456,7 +456,7 @@ def test_what_may_change_something_is_not_called_again_if_its_process_dies(tmp_p
 def test_what_stores_something_has_more_time_than_what_only_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker_process, "STARVATION_CHECK_SECONDS", 0.01)
     monkeypatch.setattr(worker_process, "SECONDS_MAX", 0.1)
 
     async def run() -> None:

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from pydanube.core.history.tiers import Retention
-from pydanube.history.uploader import LOOK_SECONDS
+from pydanube.core.units import MIB
+from pydanube.history.uploader import UPLOAD_POLL_SECONDS
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.objects.directory import PIECE_BYTES, FileObjectStore
-from pydanube.stores.objects.upload_rate import BURST_BYTES, MIB, RATE_MIN, Pace
+from pydanube.stores.objects.upload_rate import BURST_BYTES, RATE_MIN, Pace
 from pydanube.stores.work.memory_clock import MemoryClock
 from tests.harness.brokers import one_topic, simulated
 from tests.harness.tiers import KIB, SMALL, Teller, TierHost, carried
@@ -31,7 +32,7 @@ class Sleepless(MemoryClock):
 async def seconds_for(size: int, rate: float = 0.0, *, times: int = 1, idle_seconds: float = 0.0) -> float:
     clock = Sleepless()
     pace = Pace(clock)
-    pace.aim(rate)
+    pace.set_target_rate(rate)
     store = await FileObjectStore.open(MemoryDisk(), "file:///objects", pace=pace)
     clock.advance(idle_seconds)
     begun = clock.elapsed()
@@ -90,13 +91,13 @@ async def test_the_aim_is_that_what_waits_has_gone_in_one_interval() -> None:
     carried_orders = carried(orders)
     assert orders.storage is not None
     orders.storage.uploader._set_target_rate = aims.append
-    await asyncio.sleep(2 * LOOK_SECONDS)
+    await asyncio.sleep(2 * UPLOAD_POLL_SECONDS)
     assert set(aims) == {0.0}, "nothing waits"
     teller = Teller(size=4 * KIB)
     await teller.tell(orders, 20)
-    await asyncio.sleep(2 * LOOK_SECONDS)
+    await asyncio.sleep(2 * UPLOAD_POLL_SECONDS)
     assert aims[-1] == carried_orders.lag_bytes / 100 > 20 * 8 * KIB / 100
-    await asyncio.sleep(PATIENT.upload_seconds + LOOK_SECONDS)
+    await asyncio.sleep(PATIENT.upload_seconds + UPLOAD_POLL_SECONDS)
     assert aims[-1] == 0.0
 
 
@@ -112,6 +113,6 @@ async def test_objects_are_written_at_full_speed_while_the_log_is_too_large() ->
     teller = Teller(size=4 * KIB)
     while orders.storage.uploader._excess_bytes() <= 0:
         await teller.tell(orders)
-    await asyncio.sleep(2 * LOOK_SECONDS)
+    await asyncio.sleep(2 * UPLOAD_POLL_SECONDS)
     assert aims[-1] == math.inf
     host.shelf.away = False

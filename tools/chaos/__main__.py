@@ -5,7 +5,7 @@
     python -m tools.chaos --minutes 60 --seed 7        random faults for an hour
 
 Three brokers, three etcd members, an object store; native and official clients that write down what they send, what is
-acknowledged, what they receive. A round: clients work, one fault, topics that move meanwhile; then the fault ends, the
+acknowledged, what they receive. A round: clients work, one fault, topics that move during it; then the fault ends, the
 clients stop sending, everything must be served, brought back and delivered within a deadline; then every topic is read,
 and the whole history judged (checkers.py). Topics live for a chapter of several rounds.
 

@@ -1,4 +1,4 @@
-"""Applications that use a cluster while it is broken, and write down what they are told.
+"""Applications that use a cluster while it is broken, and write down the answers they get.
 
 Native producers and consumers share the event loop of the harness; official ones are processes (official.py),
 which are started again when they die, or when they have been silent for long although there is something to receive.
@@ -32,12 +32,12 @@ from tools.chaos.net import Network
 from tools.chaos.recorder import Recorder
 
 OFFICIAL: Final = Path(__file__).with_name("official.py")
-KINDS: Final = {
+KIND_IN_HISTORY: Final = {
     "exclusive": "Exclusive",
     "shared": "Shared",
     "failover": "Failover",
     "key_shared": "KeyShared",
-}  # as histories have them
+}
 KEYS: Final = 7
 BATCH_MESSAGES: Final = (1, 1, 2, 5)
 PATIENCE_SECONDS: Final = 900.0  # longer than a round: what was sent is sent until it is answered
@@ -137,7 +137,7 @@ class Clients:
                 each.topic, subscription=each.name, type=each.kind, start="earliest", timeout=PATIENCE_SECONDS
             ):
                 pass
-            self._recorder.add(Subscribed(each.topic, each.name, KINDS[each.kind], 0, self._recorder.now()))
+            self._recorder.add(Subscribed(each.topic, each.name, KIND_IN_HISTORY[each.kind], 0, self._recorder.now()))
         for each in plan.subscriptions:
             for number in range(each.native):
                 self._run(self._consume(each, f"native-{number}"))
@@ -309,10 +309,10 @@ class Clients:
                         recorder.add(Done(wanted.topic, wanted.name, offset, known, recorder.now()))
 
     def _epoch(self, delivery: ReceivedBatch) -> int:
-        link = delivery.lane.link
-        if link is None or delivery.generation != delivery.lane.machine.generation:
+        connection = delivery.lane.connection
+        if connection is None or delivery.generation != delivery.lane.machine.generation:
             return 0
-        return self._recorder.epoch_of(delivery.topic, self._numbers.get(link.url, 0))
+        return self._recorder.epoch_of(delivery.topic, self._numbers.get(connection.url, 0))
 
 
 # --- official ---------------------------------------------------------------------------------------------------

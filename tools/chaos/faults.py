@@ -1,6 +1,6 @@
 """What is done to a cluster of processes, one kind per round. Each breaks something, waits, and mends it.
 
-Somebody moves topics meanwhile (chaos.py). Whom it hits is drawn from the dice, mostly a broker that has a topic.
+Topics move during it (run.py). The broker it hits is drawn at random, mostly one that has a topic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     run: Callable[[Scene], Awaitable[None]]
     what: str
     private: bool = False  # needs a network and disks of its own
-    clean: bool = False  # keeps nobody from storing its cursors before it hands a topic over
+    clean: bool = False  # every broker can store its cursors before it hands a topic over
 
 
 async def broker_kill(scene: Scene) -> None:
@@ -68,7 +68,7 @@ async def broker_restart(scene: Scene) -> None:
 
 
 async def rolling_reboot(scene: Scene) -> None:
-    """No operator activates a broker meanwhile: one that is back is drained while others serve, or rejoins."""
+    """No operator activates a broker during it: one that is back is drained while others serve, or rejoins."""
     site = scene.site
     for broker in site.brokers:
         await broker.stop()

@@ -5,8 +5,8 @@
 
 Where the kernel permits it (root, or CAP_SYS_ADMIN and CAP_NET_ADMIN), the harness leaves the machine's network and
 mounts for its own, and every broker gets a namespace with one cable to each of the two switches. A cable is pulled at
-the switch: whoever sends sees no error, as with a real one. Nothing outside is touched, and when the harness is gone,
-however it went, all of it is gone: the kernel keeps namespaces only as long as somebody has them open.
+the switch: the sender sees no error, as with a real one. Nothing outside is touched, and when the harness is gone,
+however it went, all of it is gone: the kernel keeps namespaces only as long as a process has them open.
 
 Elsewhere everything is on 127.0.0.1, and what needs more is skipped: `why_not` says so.
 """
@@ -52,7 +52,7 @@ class Network:
         return not self.why_not
 
     def address(self, side: Side, broker: int | None = None) -> str:
-        """Of a broker, or of where everybody else is."""
+        """Of a broker, or of the machine of all other processes."""
         if not self.private:
             return LOOPBACK
         return f"{SUBNETS[side]}.{1 if broker is None else 10 + broker}"

@@ -3,7 +3,7 @@
     official.py produce URL TOPIC NAME FIRST PAUSE_SECONDS
     official.py consume URL TOPIC SUBSCRIPTION TYPE NAME
 
-Prints a JSON object per line. What the client cannot recover from ends the process, and whoever runs it starts it anew,
+Prints a JSON object per line. What the client cannot recover from ends the process, and the harness starts it anew,
 as applications are run. A producer sends while its last line of input was "go", and numbers its messages from FIRST; to
 "stop N" it says "stopped" with that number when nothing is on its way any more.
 Imports nothing of ours: both packages bring protobuf descriptors of the same name.

@@ -128,7 +128,7 @@ class Server:
 
 
 async def answers(url: str, wanted: bytes = b"") -> bool:
-    """Whether somebody says yes there, within a second or two."""
+    """Whether a server answers there as wanted, within a second or two."""
     parts = urlsplit(url)
     request = f"GET {parts.path} HTTP/1.0\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
     try:

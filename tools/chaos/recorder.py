@@ -47,7 +47,7 @@ class Recorder:
         self.orphans: dict[str, dict[int, int]] = {topic: {} for topic in self.topics}
         self.clean = False  # whether a seal that comes now has its cursors stored
         self.brokers: dict[int, int] = {}  # numbers by id
-        self.told: list[tuple[str, str, float]] = []  # topic, message: acknowledged, nobody said where
+        self.told: list[tuple[str, str, float]] = []  # topic, message: acknowledged, without an offset
         self.sent = self.received = 0
         self.got: dict[tuple[str, str], set[int]] = {}  # offsets by topic and subscription
         self.done: dict[tuple[str, str], set[int]] = {}

@@ -25,7 +25,7 @@ from tools.chaos.site import Site
 
 LEAD_SECONDS: Final = 1.5  # of work before a fault
 PATIENCE_SECONDS: Final = 60.0  # between deliveries, once all is well: a heartbeat, and a busy machine
-LOOK_SECONDS: Final = 0.15  # between looks whether all has come to rest
+IDLE_POLL_SECONDS: Final = 0.15  # between looks whether all has come to rest
 CHAPTER_ROUNDS: Final = 13
 STATUS_SECONDS: Final = 1.0
 LOG_SECONDS: Final = 15.0  # between status lines that are not on a terminal
@@ -212,7 +212,7 @@ class Run:
             self._now = f"{kind}: {behind[:60]}"
             if recorder.now() > deadline:
                 unwell = behind
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(IDLE_POLL_SECONDS)
         self._spend("catching up", recorder)
         self._now = f"{kind}: reading"
         try:
@@ -241,7 +241,7 @@ class Run:
             if not unwell or recorder.now() > deadline:
                 return unwell
             self._now = f"{self._now.partition(':')[0]}: {unwell[:60]}"
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(IDLE_POLL_SECONDS)
 
     async def _behind(self, clients: Clients) -> str:
         try:

@@ -75,7 +75,7 @@ class Site:
         await self._until_up(broker, broker.ready)
 
     async def until_active(self, brokers: Sequence[Broker]) -> None:
-        """One of these is given topics, without anybody's order. Raises ChaosFailed."""
+        """One of these is given topics, without an order. Raises ChaosFailed."""
         deadline = asyncio.get_running_loop().time() + 3 * self.ttl + START_SECONDS
         ids = {str(broker.broker_id) for broker in brokers}
         listed: list[str] = []
@@ -90,7 +90,7 @@ class Site:
         raise ChaosFailed(f"no broker became active by itself: {', '.join(listed) or 'nobody answers'}")
 
     async def until_served(self, recorder: Recorder, brokers: Sequence[Broker]) -> None:
-        """Every topic is served by one of these, without anybody's order. Raises ChaosFailed."""
+        """Every topic is served by one of these, without an order. Raises ChaosFailed."""
 
         async def is_served() -> bool:
             hosts = [self.host(recorder, topic) for topic in recorder.topics]
@@ -101,7 +101,7 @@ class Site:
         await until(is_served, "every topic is served again", 3 * self.ttl + START_SECONDS)
 
     def kill(self) -> None:
-        """Everything, at once."""
+        """Everything, without waiting."""
         for server in self.servers:
             server.kill()
         self.objects.remove_sockets()
@@ -114,7 +114,7 @@ class Site:
         return [broker.stream_url for broker in self.brokers]
 
     def numbers(self) -> dict[int, int]:
-        """Brokers by their id. Histories count from 1: 0 is nobody."""
+        """Brokers by their id. Histories count from 1: 0 is no broker."""
         return {broker.broker_id: broker.number + 1 for broker in self.brokers if broker.broker_id}
 
     def host(self, recorder: Recorder, topic: str) -> Broker | None:
@@ -128,7 +128,7 @@ class Site:
     # --- the operator -------------------------------------------------------------------------------------------
 
     async def move(self, topic: str, asked: Broker) -> bool:
-        """Somebody else shall serve the topic. It may not be possible just now."""
+        """Another broker shall serve the topic. It may not be possible just now."""
         call = calls.move_topic(topic, wait=True, timeout_seconds=MOVE_SECONDS)
         moved = False
         with contextlib.suppress(DanubeError, TimeoutError):
@@ -140,7 +140,7 @@ class Site:
         return moved
 
     async def tend(self) -> str:
-        """What whoever runs a cluster does: starts what has ended, lets brokers that were lost serve again.
+        """What an operator does: starts what has ended, lets brokers that were lost serve again.
 
         Empty when nothing is left to do; else what is not well yet.
         """
@@ -187,7 +187,7 @@ class Site:
         return found
 
     def keep_data(self) -> None:
-        """A small disk is gone with the harness, and somebody may want to look."""
+        """Copies small disks, which are gone with the harness, for a person to look at."""
         for broker in self.brokers:
             if broker.small_disk:
                 kept = self.directory / f"{broker.name}.kept"

@@ -44,7 +44,7 @@ FETCHED_MAX: Final = 20
 VISIT_SECONDS: Final = (15.0, 90.0)
 PERMITS: Final = 8  # messages and bytes that a native consumer has room for
 PERMITTED_BYTES: Final = 4096
-VISITOR: Final = SubscriptionName("visitor")  # a subscription that nobody judges: it is sought, and removed
+VISITOR: Final = SubscriptionName("visitor")  # a subscription that no checker judges: it is sought, and removed
 GUESSES: Final = 0.15  # so many requests go to any node, whether it has the topic or not
 THINKS_SECONDS: Final = (0.5, 8.0)  # a consumer that holds messages before it answers, at most
 POISON: Final = "!"  # a text that ends so is refused by subscriptions that have a dead-letter policy
@@ -64,7 +64,7 @@ class Clients:
 
     def __init__(
         self,
-        town: Cluster,
+        cluster: Cluster,
         history: History,
         dice: Random,
         *,
@@ -74,7 +74,7 @@ class Clients:
     ) -> None:
         self._given = given  # called in the moment in which a broker has an answer
         self._hurry = hurry
-        self.town = town
+        self.cluster = cluster
         self.history = history
         self.dice = dice
         self.working = True
@@ -98,12 +98,12 @@ class Clients:
 
     def _find(self, topic: TopicName) -> tuple[Node, AnyTopic] | None:
         """A node that seems to have the topic: it may have lost it without knowing."""
-        found = [(node, each) for node in self.town.living if (each := node.topic(topic)) is not None]
+        found = [(node, each) for node in self.cluster.living if (each := node.topic(topic)) is not None]
         return self.dice.choice(found) if found else None
 
     def _guess(self) -> tuple[Node, None] | None:
         """Any node: a client that was sent there, before the topic is there, or that knows no better."""
-        found = [node for node in self.town.living if node.broker is not None]
+        found = [node for node in self.cluster.living if node.broker is not None]
         return (self.dice.choice(found), None) if found else None
 
     async def _ask(self, topic: TopicName, request: Callable[[Node, AnyTopic], Coroutine[Any, Any, T]]) -> T:
@@ -126,7 +126,7 @@ class Clients:
             return answer
 
     async def _again(self, node: Node, request: Coroutine[Any, Any, Any]) -> None:
-        """The same request once more; nobody hears what becomes of it."""
+        """The same request once more; its outcome is dropped."""
         with contextlib.suppress(DanubeError, ProcessDied):
             await node.call(request)
 
@@ -151,7 +151,7 @@ class Clients:
             texts = [self.text(name, number + row) for row in range(self.dice.choice((1, 1, 2, 3)))]
             number += len(texts)
             self.sent(topic, texts, once=True)
-            time_us = self.town.clock.time_us()  # once: what is sent again is the same, byte for byte
+            time_us = self.cluster.clock.time_us()  # once: what is sent again is the same, byte for byte
             answered = False
             while not answered and self.working:
                 try:
@@ -184,7 +184,7 @@ class Clients:
             await self.between()
 
     async def send(self, topic: TopicName, name: str, text: str) -> None:
-        """Until it is answered. Many who never wait longer would keep a slow disk busy with their copies for ever."""
+        """Until it is answered. Many clients without backoff would keep a slow disk busy with their copies."""
         self.sent(topic, [text])
         patience = 0.125
         while self.working:
@@ -249,7 +249,7 @@ class Clients:
             at[label] = found + 1
 
     async def visit(self, topic: TopicName) -> None:
-        """Now and then somebody with a subscription of his own, who goes where he likes, looks around, and leaves."""
+        """Now and then a consumer with a subscription of its own, which seeks anywhere, reads a little, and leaves."""
         while self.working:
             await self.pause(*VISIT_SECONDS)
             if self.quiet:
@@ -300,7 +300,7 @@ class Clients:
             await topic.unsubscribe(VISITOR)
 
     def _look_at(self, subscription: Subscription, identity: ConsumerId, offset: int) -> None:
-        """A message that was received: the visitor needs it for longer, if it is his still."""
+        """A message that was received: the visitor asks for more time, if it still holds it."""
         held = subscription.still_held(identity, [(offset, offset + 1)])
         assert len(held) <= subscription.held_by(identity)
         with contextlib.suppress(DanubeError):

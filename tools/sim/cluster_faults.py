@@ -46,7 +46,7 @@ LATE_AFTER_SECONDS: Final = 25.0  # there is something to move by then, and it i
 BOOT_SECONDS_MAX: Final = 60.0
 DEAD_LETTERS: Final = TopicName("/default/dead")
 REDELIVERIES: Final = 2
-RUSH: Final = 24  # messages that clients send at once, where a fault has them
+RUSH: Final = 24  # messages that clients send together, where a fault has them
 
 
 class Planned(NamedTuple):
@@ -92,12 +92,12 @@ class Breaking:
 
     def __init__(
         self,
-        town: Cluster,
+        cluster: Cluster,
         history: History,
         topics: Sequence[TopicName],
         say: Callable[[str], None],
     ) -> None:
-        self.town = town
+        self.cluster = cluster
         self.history = history
         self.topics = topics
         self.say = say
@@ -107,7 +107,7 @@ class Breaking:
         self._tasks: list[asyncio.Task[None]] = []
         self._deleted = False
         self.clients: Clients | None = None  # whom a fault may have send
-        self.aims = town.aims = Aims(self._strike, say)
+        self.aims = cluster.aims = Aims(self._strike, say)
 
     async def run(self, schedule: Sequence[Planned]) -> None:
         loop = asyncio.get_running_loop()
@@ -116,12 +116,12 @@ class Breaking:
             node = self._up(planned.node)
             self.say(f"{planned.kind} node {node.number}")
             self.history.add(Fault(planned.kind, node.number, loop.time()))
-            fault = KINDS[planned.kind](self, node, Random(planned.seed))
+            fault = FAULT_KINDS[planned.kind](self, node, Random(planned.seed))
             self._tasks.append(asyncio.create_task(self.guarded(fault), name=f"fault {planned.kind}"))
 
     def _up(self, number: int) -> Node:
         """The node, or the next one that is up: what is down already cannot be broken any more."""
-        nodes = self.town.nodes[number - 1 :] + self.town.nodes[: number - 1]
+        nodes = self.cluster.nodes[number - 1 :] + self.cluster.nodes[: number - 1]
         return next((node for node in nodes if node.alive and node.broker is not None), nodes[0])
 
     async def end(self) -> None:
@@ -151,7 +151,7 @@ class Breaking:
 
     @property
     def _ttl(self) -> float:
-        return self.town.config.cluster.ttl_seconds
+        return self.cluster.config.cluster.ttl_seconds
 
     def _strike(self, node: Node, what: str, seconds: float) -> None:
         """In the middle of a call of its own."""
@@ -181,7 +181,8 @@ class Breaking:
             await self.activate(node)
 
     async def slow_start(self, node: Node, dice: Random) -> None:
-        """It is killed and started at once, and stands still in the middle of its start, until others have its topics.
+        """It is killed and started immediately, and stands still in the middle of its start, until others have its
+        topics.
 
         Or each of its calls takes so long that the start does.
         """
@@ -196,7 +197,7 @@ class Breaking:
         await self.boot(node)
 
     async def slow_takeover(self, node: Node, dice: Random) -> None:
-        """It is killed, or its lease forgotten, and whoever gets its topics is slow, or stands still, in a claim."""
+        """It is killed, or its lease forgotten, and the next owner is slow, or stands still, in a claim."""
         target = dice.choice(("transact owner", "transact owner", "list storage", "list topic"))
         what = dice.choice(("delay", "delay", "delay_behind", "pause", "pause_behind", "pause_behind"))
         is_long = what.startswith("pause")
@@ -208,25 +209,25 @@ class Breaking:
             await self.lease_expiry(node, dice)
 
     async def late_move(self, node: Node, dice: Random) -> None:
-        """A topic moves, and what it writes of its history comes late, when somebody else may be about to write."""
+        """A topic moves, and what it writes of its history comes late, when another owner may be about to write."""
         if node.broker is None or not node.alive:
             return
         shots, seconds = dice.randint(1, 3), dice.uniform(1.5, 7.0)
         self._arm(Aim("transact history", dice.randint(1, 2), "late", seconds, shots=shots))
         self._arm(Aim("object put", dice.randint(1, 4), "delay", dice.uniform(1.0, 5.0), shots=3))
-        await self.town.unload(dice.choice(self.topics[:4]), asked=node)
+        await self.cluster.unload(dice.choice(self.topics[:4]), asked=node)
 
     async def late_claim(self, node: Node, dice: Random) -> None:
         """The lease of an owner is forgotten and it does not hear of that: it takes messages, and reserves offsets for
-        them, while whoever gets its topics has looked at them and not yet claimed.
+        them, while the next owner has looked at its topics and not yet claimed.
         """
         topic = dice.choice(self.topics[:4])
-        host = self.town.any_host(topic)
+        host = self.cluster.any_host(topic)
         if host is None or host.broker is None:
             return
         for target, shots in (("renew", 6), ("get registration", 2)):
             self._arm(Aim(target, 1, "fail", shots=shots, node=host.number))
-        # Not so long that the leader gives the topic to somebody else, which refuses the claim anyway.
+        # Not so long that the leader gives the topic to another broker, which refuses the claim anyway.
         leading.CLAIM_SECONDS = 3.0  # type: ignore[misc]
         late = Aim("transact owner", 1, "delay", dice.uniform(1.5, 2.7), shots=6)
         self._arm(late)
@@ -250,14 +251,14 @@ class Breaking:
     async def late_seal(self, node: Node, dice: Random) -> None:
         """A topic moves, and its seal arrives when the move is undone and its owner has taken more messages."""
         topic = dice.choice(self.topics[:4])
-        host = self.town.any_host(topic)
+        host = self.cluster.any_host(topic)
         if host is None:
             return
         hand_over.SEAL_SECONDS = seconds = dice.choice((0.5, 2.0))  # type: ignore[misc]
         late = Aim("transact seal", 1, "late", seconds + dice.uniform(3.0, 9.0), shots=4, node=host.number)
         self._arm(late)
         with contextlib.suppress(DanubeError, ProcessDied):
-            await self.town.unload(topic, asked=host)
+            await self.cluster.unload(topic, asked=host)
         self.aims.disarm(late)
 
     async def late_change(self, node: Node, dice: Random) -> None:
@@ -265,7 +266,7 @@ class Breaking:
         when the topic moves again, between what the owner reads then and what it writes.
         """
         topic = dice.choice(self.topics[:4])
-        host = self.town.any_host(topic)
+        host = self.cluster.any_host(topic)
         if host is None:
             return
         patience, pause = dice.uniform(1.0, 2.0), dice.uniform(1.0, 6.0)
@@ -274,17 +275,17 @@ class Breaking:
         late = Aim("transact history", 1, "late", patience + pause + dice.uniform(2.0, 4.0), shots=3, node=host.number)
         self._arm(late)
         with contextlib.suppress(DanubeError, ProcessDied):
-            await self.town.unload(topic, asked=host)
+            await self.cluster.unload(topic, asked=host)
         self.aims.disarm(late)
         hand_over.UPLOAD_SECONDS = usual_seconds  # type: ignore[misc]
         await asyncio.sleep(pause)
         self._arm(Aim("object put", 1, "delay", 6.0, node=host.number))
-        if host.broker is not None and host.broker.cluster is not None:  # else it was killed meanwhile
-            await self.town.unload(topic, asked=host)
+        if host.broker is not None and host.broker.cluster is not None:  # else it was killed in the meantime
+            await self.cluster.unload(topic, asked=host)
 
     async def all_slow(self, node: Node, dice: Random) -> None:
-        """Every disk and the way to the metadata store, for everybody: what is quick elsewhere overlaps now."""
-        nodes = list(self.town.living)
+        """Every disk and the way to the metadata store, for all brokers: what is quick elsewhere overlaps now."""
+        nodes = list(self.cluster.living)
         for each in nodes:
             _faults(each).delays, _faults(each).delay_seconds_max = 1.0, 0.5
             each.metadata.delay_max_seconds = 0.8
@@ -315,7 +316,7 @@ class Breaking:
     async def replace(self, node: Node) -> None:
         """It ended by itself, and its supervisor starts another."""
         if node.stopping is node.process:
-            return  # whoever stops it starts it
+            return  # the task that stops it starts it
         await self.stop(node)
         await self.boot(node)
 
@@ -350,7 +351,7 @@ class Breaking:
                     await node.boot()
             except (TimeoutError, ProcessDied, DanubeError) as error:
                 self.say(f"node {node.number} did not come up: {error}")
-                if node.boots == ours:  # else somebody else has started another since
+                if node.boots == ours:  # else another task has started it again since
                     node.kill_if_alive()
                 await asyncio.sleep(2.0)
             else:
@@ -364,11 +365,11 @@ class Breaking:
         if node.alive and node.broker is not None and node.broker.cluster is not None:
             await node.call(node.broker.cluster.requests.activate(node.broker.broker_id))
 
-    # --- away for longer than a lease, and nobody looks after it ----------------------------------------------
+    # --- away for longer than a lease, without an operator ----------------------------------------------------
 
     async def rolling_reboot(self, node: Node, dice: Random) -> None:
-        """One after the other, as on a patch day. Whoever is back is drained while others serve."""
-        for each in self.town.nodes:
+        """One after the other, as on a patch day. A broker that is back is drained while others serve."""
+        for each in self.cluster.nodes:
             if each.broker is not None and each.alive and each.stopping is not each.process:
                 await self.stop(each)
                 await _pause(dice, self._ttl + 1.0, self._ttl + 8.0)
@@ -377,7 +378,7 @@ class Breaking:
 
     async def last_active(self, node: Node, dice: Random) -> None:
         """All but one were away, and then that one dies."""
-        others = [each for each in self.town.nodes if each is not node]
+        others = [each for each in self.cluster.nodes if each is not node]
         for each in others:
             each.kill_if_alive()
         await _pause(dice, self._ttl + 4.0, self._ttl + 12.0)
@@ -440,8 +441,8 @@ class Breaking:
         await self._for_a_while(node, dice, node.metadata, "drop_every", dice.choice((1, 2, 5)))
 
     async def metadata_election(self, node: Node, dice: Random) -> None:
-        """The store has no leader for a while: nobody gets through."""
-        ports = [each.metadata for each in self.town.living]
+        """The store has no leader for a while: no call gets through."""
+        ports = [each.metadata for each in self.cluster.living]
         for port in ports:
             port.cut = True
         await _pause(dice, 0.5, 6.0)
@@ -453,7 +454,7 @@ class Breaking:
         if node.alive and node.broker is not None and node.broker.cluster is not None:
             lease = node.broker.cluster.membership.lease
             node.forgotten = (lease.id, node.clock.elapsed() + lease.ttl_seconds)
-            await self.town.metadata.revoke(lease.id)
+            await self.cluster.metadata.revoke(lease.id)
             await _pause(dice, 5.0, 10.0)
             await self.activate(node)
 
@@ -463,8 +464,8 @@ class Breaking:
         await self._for_a_while(node, dice, node.objects, "away")
 
     async def objects_gone(self, node: Node, dice: Random) -> None:
-        """For everybody."""
-        ports = [each.objects for each in self.town.living]
+        """For all brokers."""
+        ports = [each.objects for each in self.cluster.living]
         for port in ports:
             port.away = True
         await _pause(dice, 1.0, 40.0)
@@ -486,7 +487,7 @@ class Breaking:
         node.objects.delay_max_seconds = node.objects.listing_seconds = 0.0
 
     async def worker_dies(self, node: Node, dice: Random) -> None:
-        """What makes and stores objects beside the broker ends half-way, again and again."""
+        """The worker process that makes and stores objects ends half-way, again and again."""
         if node.alive:
             work = node.work
             work.dies = 0.6
@@ -559,7 +560,7 @@ class Breaking:
         await self.boot(node)
 
     async def _owner(self, topic: TopicName) -> Item | None:
-        return await self.town.metadata.get(keys.owner(topic))
+        return await self.cluster.metadata.get(keys.owner(topic))
 
     # --- inside a broker ----------------------------------------------------------------------------------------
 
@@ -581,7 +582,7 @@ class Breaking:
 
     async def unload(self, node: Node, dice: Random) -> None:
         if node.broker is not None and node.alive:
-            await self.town.unload(dice.choice(self.topics), asked=node)
+            await self.cluster.unload(dice.choice(self.topics), asked=node)
 
     async def drain(self, node: Node, dice: Random) -> None:
         requests = _requests(node)
@@ -599,7 +600,7 @@ class Breaking:
                 node.process.run(cluster.rebalance_in_background, order)
 
     async def questions(self, node: Node, dice: Random) -> None:
-        """Somebody looks at everything there is to look at, and tries what changes nothing for others."""
+        """Calls every question there is, and every order that changes nothing for others."""
         if node.alive and node.broker is not None:
             await node.call(self._questions(node, node.broker, dice))
 
@@ -642,7 +643,7 @@ class Breaking:
             await requests.drained(broker.broker_id, self.topics, 1.0)
 
     async def _limits(self, broker: Broker, topic: TopicName, dice: Random) -> None:
-        """Such as hold nobody up for long, of the topics that everybody works on."""
+        """Limits that hold no client up for long, of the topics that the clients use."""
         found = broker.topics.get(topic)
         rate = dice.choice((0, 50, 1000))
         await broker.namespace_limits.set(NamespaceName("default"), {"max_subscription_dispatch_rate": rate})
@@ -674,12 +675,12 @@ class Breaking:
                 if (broker := node.broker) is not None:
                     await node.call(broker.topics.delete(self.topics[0]))
                     break
-            except TopicUnknown:  # the answer was lost, or somebody finished what was cut off
+            except TopicUnknown:  # the answer was lost, or another broker finished what was cut off
                 break
             except (DanubeError, ProcessDied):
                 pass
             await asyncio.sleep(1.0)
-            node = dice.choice(self.town.living or [node])
+            node = dice.choice(self.cluster.living or [node])
         await _pause(dice, 0.1, 10.0)
         await self.make(self.topics[0])
 
@@ -687,7 +688,7 @@ class Breaking:
         """As often as it takes."""
         delivery = Delivery.RELIABLE if reliable else Delivery.NON_RELIABLE
         while True:
-            for node in self.town.living:
+            for node in self.cluster.living:
                 if node.broker is not None:
                     try:
                         await node.call(node.broker.topics.make(topic, delivery=delivery))
@@ -701,7 +702,7 @@ class Breaking:
     async def policy_change(self, node: Node, dice: Random) -> None:
         """Of a subscription: how many messages may be in flight, how often it is looked at, when it gives up."""
         topic, name = dice.choice(self.topics), SubscriptionName(f"sub-{dice.randrange(2)}")
-        host = next((each for each in self.town.living if each.topic(topic) is not None), None)
+        host = next((each for each in self.cluster.living if each.topic(topic) is not None), None)
         if host is None or host.broker is None:
             return
         if name == "sub-0" and dice.random() < 0.5:
@@ -718,7 +719,7 @@ class Breaking:
             [(self.topics[1], RetentionChange(minutes=minutes)) for minutes in (0, 1, 1)]
             + [(self.topics[2], RetentionChange(mb=mb)) for mb in (0, 1, 2, 3)]
         )
-        host = next((each for each in self.town.living if each.topic(topic) is not None), None)
+        host = next((each for each in self.cluster.living if each.topic(topic) is not None), None)
         found = host.topic(topic) if host is not None else None
         if host is not None and host.broker is not None and found is not None and found.reliable:
             await self.retain(host, found, change)
@@ -745,7 +746,7 @@ class Breaking:
 
 FaultKind: TypeAlias = Callable[[Breaking, Node, Random], Coroutine[Any, Any, None]]
 
-KINDS: Final[dict[str, FaultKind]] = {
+FAULT_KINDS: Final[dict[str, FaultKind]] = {
     kind.__name__: kind
     for kind in (
         Breaking.aimed,
@@ -813,7 +814,9 @@ _OFTEN: Final = {
 }
 _LATE: Final = ("late_claim", "late_seal", "late_change")  # at most one in a run
 RETURNS: Final = ("rolling_reboot", "last_active", "cut_off")  # likewise
-_DRAWN: Final = [kind for kind in sorted(KINDS) if kind not in _LATE + RETURNS for _ in range(_OFTEN.get(kind, 1))]
+_DRAWN: Final = [
+    kind for kind in sorted(FAULT_KINDS) if kind not in _LATE + RETURNS for _ in range(_OFTEN.get(kind, 1))
+]
 
 
 async def _pause(dice: Random, low: float, high: float) -> None:

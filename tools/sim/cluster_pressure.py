@@ -37,8 +37,8 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("history.rescue",), "RUNS_MAX", (1, 2, 30)),
     (("history.rescue",), "READ_BETWEEN_GROUPS", (1, 4, 1000)),
     (("history.rescue",), "OBJECT_BYTES", (300, 32 << 20)),
-    (("history.rescue",), "READ_BYTES", (300, 4 << 20)),
-    (("broker.registrations",), "OPERATIONS_MAX", (2, 10, 100)),
+    (("history.rescue",), "RESCUE_READ_BYTES", (300, 4 << 20)),
+    (("broker.registrations",), "OPERATIONS_PER_WRITE", (2, 10, 100)),
     (("broker.registrations",), "CONSUMER_SILENT_SECONDS", (15.0, 3600.0)),
     (("broker.topic_upkeep",), "REAP_SECONDS", (10.0, 300.0)),
     (("broker.cursors",), "PER_TRANSACTION", (1, 2, 60)),
@@ -50,14 +50,14 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("broker.hand_over",), "SEALS_AT_ONCE", (1, 4)),
     (("core.dispatch.key_shared",), "KEYS_READ_MAX", (2, 1000)),
     (("core.dispatch.key_shared",), "QUEUED_MAX", (3, 100_000)),
-    (("core.policies",), "MIB", (600, 2000)),  # what an operator calls a megabyte of history
+    (("core.policies",), "RETENTION_UNIT_BYTES", (600, 2000)),  # what an operator calls a megabyte of history
     (("core.cluster.leader",), "CLAIM_SECONDS", (1.0, 3.0)),
     (("cluster.assignment_reconciler",), "CLAIMS_MAX", (1, 2, 32)),
     (("cluster.view",), "RELIST_SECONDS", (5.0, 30.0)),
     (("cluster.load_manager",), "BATCH", (1, 2, 50)),
     (("history.object_maker",), "APART_BYTES", (0, 0, 1 << 20)),
     (("history.object_maker",), "HERE_SECONDS", (5.0, 300.0)),
-    (("history.uploads",), "READ_BYTES", (300, 256 * 1024)),
+    (("history.uploads",), "UPLOAD_READ_BYTES", (300, 256 * 1024)),
     (("history.uploads",), "FEW_BATCHES", (1, 256)),
     (("history.maintenance",), "DELETED_AT_ONCE", (1, 2, 100)),
     (("log.wal",), "MANY_TOPICS", (1, 8)),
@@ -79,18 +79,18 @@ class Pressure(NamedTuple):
     tier: TierConfig
     wal: WalConfig
     keeps_mb: int  # of the third topic; 0: everything
-    topics: int  # that nobody looks at, beside the others; 0 in nearly all seeds
+    topics: int  # without clients, next to the others; 0 in nearly all seeds
 
     @classmethod
     def of(cls, seed: int) -> Pressure:
         dice = Random(seed ^ 0x9E55)
         topics = dice.choice(MANY_TOPICS) if dice.random() < MANY_SHARE else 0
         limits = tuple(dice.choice(values) for _, _, values in LIMITS)
-        if topics:  # a start, and a takeover, take longer than a lease; but not for ever
+        if topics:  # a start, and a takeover, take longer than a lease; but not without end
             limits = tuple(
                 8 if name == "CLAIMS_MAX" else each for (_, name, _), each in zip(LIMITS, limits, strict=True)
             )
-        quick = dice.random() < 0.3  # what is sent is uploaded at once, and what nobody describes goes as soon
+        quick = dice.random() < 0.3  # what is sent is uploaded immediately, and garbage goes as soon
         tier = TierConfig(
             upload_seconds=10.0 if quick else 60.0,
             object_bytes=dice.choice((1500, 64 * 1024, 64 * 1024)),
@@ -126,7 +126,7 @@ class Pressure(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether every object is made and stored by the process beside the broker."""
+        """Whether every object is made and stored by the worker process."""
         return self.limits[_APART] == 0
 
 

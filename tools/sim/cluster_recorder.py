@@ -43,7 +43,7 @@ from pydanube.testing.history import (
     life,
 )
 
-LOOK_SECONDS: Final = 5.0
+RECORD_SECONDS: Final = 5.0
 
 
 class RecordingStore(MemoryMetadataStore):
@@ -60,10 +60,10 @@ class RecordingStore(MemoryMetadataStore):
 
 
 class Recorder:
-    """Gives `town` a store that tells, and keeps the record. Topics whose number is smaller keep what they are sent."""
+    """Gives `cluster` a store that tells, and keeps the record. Topics below `reliable_below` are reliable."""
 
-    def __init__(self, town: Cluster, history: History, *, reliable_below: int) -> None:
-        self._town = town
+    def __init__(self, cluster: Cluster, history: History, *, reliable_below: int) -> None:
+        self._cluster = cluster
         self._history = history
         self._reliable_below = reliable_below
         self._lives: dict[TopicName, str] = {}
@@ -75,7 +75,7 @@ class Recorder:
         self._objects: dict[TopicName, dict[int, Descriptor]] = {}  # what describes each, by its first offset
         self._begins: dict[TopicName, int] = {}
         self._limits: dict[TopicName, list[tuple[float, int]]] = {}  # of size, and since when
-        town.metadata = RecordingStore(town.clock, self._stored)
+        cluster.metadata = RecordingStore(cluster.clock, self._stored)
 
     # --- the store --------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Recorder:
                     orphan = Orphan.from_bytes(int(parts[6]), value)
                     self._history.add(Orphaned(self._life(topic), orphan.start, orphan.end, self._now()))
         elif key.startswith(keys.TOPICS) and parts[4:] == ["policy"]:
-            limit = int(json.loads(value).get("retention_mb") or 0) * policies.MIB
+            limit = int(json.loads(value).get("retention_mb") or 0) * policies.RETENTION_UNIT_BYTES
             self._limits.setdefault(TopicName(f"/{parts[2]}/{parts[3]}"), []).append((self._now(), limit))
         elif key.startswith(keys.TOPICS) and len(parts) == 7:
             topic, name = TopicName(f"/{parts[2]}/{parts[3]}"), parts[5]
@@ -123,8 +123,8 @@ class Recorder:
         known[new.start_offset] = new
 
     def _moved_first(self, topic: TopicName, first: int) -> None:
-        """Nobody but retention moves where a topic begins. How long a rule is in force that was replaced, nobody says:
-        until its owner has looked again.
+        """Only retention moves where a topic begins. A rule that was replaced stays in force for an unknown time: until
+        its owner has looked again.
         """
         before, self._begins[topic] = self._begins.get(topic, 0), first
         if first <= before:
@@ -160,22 +160,22 @@ class Recorder:
             self._made.setdefault(topic, []).append(owner.created)
             reliable = not topic[-1].isdecimal() or int(topic[-1]) < self._reliable_below
             self._history.add(Created(label, reliable, self._now()))
-        number = next((node.number for node in self._town.nodes if node.known_id == owner.broker_id), 0)
+        number = next((node.number for node in self._cluster.nodes if node.known_id == owner.broker_id), 0)
         if owner.released:
             clean = self._is_clean(topic, number)
             self._history.add(Released(label, owner.epoch, self._sealed.get(topic, 0), clean, self._now()))
         elif self._epochs.get(topic) != owner.epoch:  # else its owner wrote it anew
             self._epochs[topic] = owner.epoch
-            if keys.delivery(topic) not in self._town.metadata._items:
+            if keys.delivery(topic) not in self._cluster.metadata._items:
                 return  # claimed to finish its deletion: nothing is given out in that epoch
-            item = self._town.metadata._items.get(keys.registration(BrokerId(owner.broker_id)))
+            item = self._cluster.metadata._items.get(keys.registration(BrokerId(owner.broker_id)))
             member = BrokerRegistration.from_bytes(item.value) if item else None
             is_member = member is not None and member.session == owner.session
             self._history.add(Claimed(label, owner.epoch, number, owner.start_offset, self._now(), is_member))
 
     def _is_clean(self, topic: TopicName, number: int) -> bool:
         """Whether nothing can have kept the owner from storing its cursors after it took its last acknowledgement."""
-        node = self._town.node(number)
+        node = self._cluster.node(number)
         broker = node.broker
         phases = broker.topics.moves.moving.get(topic) if broker is not None else None
         if phases is None:
@@ -192,24 +192,24 @@ class Recorder:
         return life(topic, made[max(0, bisect_right(made, epoch) - 1)] if made else 0)
 
     def is_replaced(self, topic: TopicName, epoch: int) -> bool:
-        """Whether somebody has claimed the topic since."""
+        """Whether the topic was claimed again since."""
         return epoch < self._epochs.get(topic, 0)
 
     def _now(self) -> float:
-        return self._town.clock.elapsed()
+        return self._cluster.clock.elapsed()
 
     # --- brokers ----------------------------------------------------------------------------------------------
 
     async def look_on(self, topics: Sequence[TopicName]) -> None:
         """Notes now and then what brokers say of the topics they have, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(RECORD_SECONDS)
             for topic in topics:
                 self._look(topic)
 
     def _look(self, topic: TopicName) -> None:
         serving = []
-        for node in self._town.living:
+        for node in self._cluster.living:
             found = node.topic(topic)
             if found is None:
                 continue
@@ -227,7 +227,7 @@ class Recorder:
     def departed(self, topics: Sequence[TopicName]) -> None:
         """The consumers of these topics are about to leave. Somebody may still send, or a broker still store it."""
         for topic in topics:
-            node = self._town.any_host(topic)
+            node = self._cluster.any_host(topic)
             found = node.topic(topic) if node is not None else None
             if found is not None and found.reliable:
                 self._history.add(Departed(life(topic, found.ownership.created), found.head, self._now()))
@@ -235,17 +235,17 @@ class Recorder:
     async def read(self, topics: Sequence[TopicName], dead_letters: TopicName) -> None:
         """Every topic that is served, as it is now, and what was given up."""
         for topic in topics:
-            node = self._town.any_host(topic)
+            node = self._cluster.any_host(topic)
             found = node.topic(topic) if node is not None else None
             if found is None or not found.reliable:
                 continue
             messages = {offset: text for offset, text, _ in await everything(found)}
-            items = await self._town.metadata.list(keys.voids(topic))
+            items = await self._cluster.metadata.list(keys.voids(topic))
             voids = [(start, void_end(item.value)) for item in items if (start := keys.start_of(item.key)) is not None]
             orphans = [(each.start, each.end) for each in found.orphans]
             label = life(topic, found.ownership.created)
             self._history.add(Kept(label, found.first_offset, found.head, messages, voids, orphans, self._now()))
-        node = self._town.any_host(dead_letters)
+        node = self._cluster.any_host(dead_letters)
         letters = node.topic(dead_letters) if node is not None else None
         if letters is not None and letters.reliable:
             # The copy names its topic, not which one of that name it was.

@@ -1,10 +1,10 @@
-"""What many simulated clusters did together, and how one that failed is told: seed, schedule, a short history.
+"""What many simulated clusters did together, and how one that failed is reported: seed, schedule, a short history.
 
     totals.add(run_seed(7)); print(totals)
     print("\\n".join(report(outcome)))
 
-A failing run is made smaller before it is told: faults are left out one after the other as long as the same promise is
-still broken. What remains is what it takes.
+A failing run is made smaller before it is reported: faults are left out one after the other as long as the same promise
+is still broken. What remains is what it takes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 from pydanube.testing.checkers import shortened
 from pydanube.testing.history import to_line
-from tools.sim.cluster_faults import KINDS
+from tools.sim.cluster_faults import FAULT_KINDS
 from tools.sim.cluster_operations import NEVER, OPERATIONS
 from tools.sim.cluster_pressure import Pressure
 from tools.sim.cluster_sim import COUNTED_EVERY, Outcome, planned, run_seed, settings
@@ -66,7 +66,7 @@ class ClusterTotals:
         """Kinds of faults that hardly ever happened, though there were seeds enough."""
         if self.runs < 200:
             return []
-        return [kind for kind in sorted(KINDS) if self.seeds_with[kind] < KIND_SHARE_MIN * self.runs]
+        return [kind for kind in sorted(FAULT_KINDS) if self.seeds_with[kind] < KIND_SHARE_MIN * self.runs]
 
     @property
     def passed(self) -> bool:

@@ -57,10 +57,10 @@ NON_RELIABLE: Final = 1
 FAULTS_FROM: Final = 12.0
 FAULTS_UNTIL: Final = 202.0
 TTL_SECONDS: Final = 16.0
-LIVENESS_SECONDS: Final = 200.0  # until everything is served again and nobody misses anything
+LIVENESS_SECONDS: Final = 200.0  # until everything is served again and no client misses anything
 DRAIN_SECONDS: Final = 60.0  # until everything that is served has been delivered
 PATIENCE_SECONDS: Final = 6.0  # a heartbeat, the longest wait for a redelivery, and a consumer that thinks
-LOOK_SECONDS: Final = 2.0
+SETTLED_POLL_SECONDS: Final = 2.0
 LOOKS_SECONDS: Final = (3.0, 3.0, 8.0, 0.4, 5.0)  # see `seldom_looks`
 STEPS_MAX: Final = 3_000_000
 CROWD_USED: Final = 8  # of a hundred topics and more
@@ -87,7 +87,7 @@ class Outcome:
     said: list[str] = field(default_factory=list)
     history: History | None = None
     hits: Counter[str] = field(default_factory=Counter)  # calls that were aimed at and met
-    topics: int = 0  # beside the few that clients use
+    topics: int = 0  # in addition to the few that clients use
     met: Counter[str] = field(default_factory=Counter)  # public operations that were called, in every COUNTED_EVERY-th
 
     @property
@@ -102,8 +102,8 @@ def planned(seed: int) -> list[Planned]:
 
 
 def settings() -> str:
-    """What all runs have in common beside the program: other settings, other runs. What a seed has of its own is in
-    `Pressure.of`.
+    """What all runs have in common, apart from the program: other settings, other runs. What a seed has of its own is
+    in `Pressure.of`.
     """
     constants = {**vars(cluster_clients), **vars(real_clients), **globals()}
     limits = ("STEPS_MAX", "CHECKED_MIN", "COUNTED_EVERY", "LOOKS", "OPERATIONS", "OWN_ROUNDS")
@@ -174,15 +174,15 @@ def left_in(node: Node) -> Counter[str]:
 @contextlib.contextmanager
 def seldom_looks() -> Iterator[None]:
     """Where a broker looks every second whether it missed something, it looks every few seconds here, and so does a
-    client whose topic nobody serves.
+    client whose topic no broker serves.
 
     Most of those looks find nothing: without them a run is cheaper, and what does go wrong has more time to. And
     what is stored is compressed by what takes the least time for a few bytes.
     """
     places: list[tuple[Any, str, Any]] = [
-        (assignment_reconciler, "IDLE_SECONDS", LOOKS_SECONDS[0]),
-        (uploader, "LOOK_SECONDS", LOOKS_SECONDS[1]),
-        (rescue, "LOOK_SECONDS", LOOKS_SECONDS[2]),
+        (assignment_reconciler, "RECONCILE_SECONDS", LOOKS_SECONDS[0]),
+        (uploader, "UPLOAD_POLL_SECONDS", LOOKS_SECONDS[1]),
+        (rescue, "RESCUE_POLL_SECONDS", LOOKS_SECONDS[2]),
         (brokers, "BACKOFF_FIRST_SECONDS", LOOKS_SECONDS[3]),
         (brokers, "BACKOFF_MAX_SECONDS", LOOKS_SECONDS[4]),
         (parquet_write, "CODEC", "lz4"),
@@ -230,7 +230,7 @@ class _Run:
         self.schedule = [each for each in planned(seed) if each.number not in leave_out]
         self.checked = 0
         self._tweak = tweak
-        self.town: Cluster
+        self.cluster: Cluster
 
     def outcome(self, loop: SimLoop, *, keep_history: bool) -> Outcome:
         return Outcome(
@@ -278,7 +278,7 @@ class _Run:
 
     async def main(self) -> None:
         pressure = self.pressure
-        town = self.town = Cluster(
+        cluster = self.cluster = Cluster(
             self.seed,
             ttl_seconds=TTL_SECONDS,
             tier=pressure.tier,
@@ -293,22 +293,22 @@ class _Run:
         )
         if any(each.kind in RETURNS for each in self.schedule):
             rejoin = Random(self.seed ^ 0x4E01).choice(("drained", "active"))
-            town.config = replace(town.config, cluster=replace(town.config.cluster, rejoin=rejoin))
-        recorder = Recorder(town, self.history, reliable_below=RELIABLE)
-        watch = NativeWatch(town, self.history, recorder)
-        town.wires.faults = wire_faults(self.seed)
+            cluster.config = replace(cluster.config, cluster=replace(cluster.config.cluster, rejoin=rejoin))
+        recorder = Recorder(cluster, self.history, reliable_below=RELIABLE)
+        watch = NativeWatch(cluster, self.history, recorder)
+        cluster.wires.faults = wire_faults(self.seed)
         if self._tweak is not None:
-            self._tweak(town)
-        await town.start(BROKERS)
+            self._tweak(cluster)
+        await cluster.start(BROKERS)
         reliable = [TopicName(f"/default/topic-{number}") for number in range(RELIABLE)]
         others = [TopicName(f"/default/topic-{RELIABLE + number}") for number in range(NON_RELIABLE)]
-        breaking = Breaking(town, self.history, [*reliable, *others], self.say)
+        breaking = Breaking(cluster, self.history, [*reliable, *others], self.say)
         if pressure.topics:
             breaking.boot_seconds_max = MANY_BOOT_SECONDS
         self.hits = breaking.aims.hits
         self.history.add(Lease(TTL_SECONDS, self.now()))
         clients = Clients(
-            town, self.history, self.dice, given=recorder.given, hurry=pressure.hurry, subscribed=watch.subscribed
+            cluster, self.history, self.dice, given=recorder.given, hurry=pressure.hurry, subscribed=watch.subscribed
         )
         breaking.clients = clients
         real = RealClients(clients, watch, self.dice)
@@ -339,7 +339,7 @@ class _Run:
         topics = [TopicName(f"/default/crowd-{number:03}x") for number in range(self.pressure.topics)]
         for topic in topics:
             puts = [Put(key(topic), b"null") for key in (keys.topic, keys.namespace_topic, keys.unassigned)]
-            await self.town.metadata.transact([], [*puts, Put(keys.delivery(topic), b'"Reliable"')])
+            await self.cluster.metadata.transact([], [*puts, Put(keys.delivery(topic), b'"Reliable"')])
         if topics:
             await self._until(lambda: self._homeless(topics), LIVENESS_SECONDS)
         for topic in topics[:CROWD_USED]:
@@ -348,7 +348,7 @@ class _Run:
 
     def _homeless(self, topics: Sequence[TopicName]) -> str:
         for topic in topics:
-            node = self.town.any_host(topic)
+            node = self.cluster.any_host(topic)
             found = node.topic(topic) if node is not None else None
             if found is None:
                 return f"nobody serves {topic}"
@@ -369,17 +369,17 @@ class _Run:
         for topic in others:
             await breaking.make(topic, reliable=False)
         for topic in [*reliable, *others]:
-            await self.town.until(lambda topic=topic: self.town.any_host(topic) is not None)  # type: ignore[misc]
+            await self.cluster.until(lambda topic=topic: self.cluster.any_host(topic) is not None)  # type: ignore[misc]
         for topic in reliable:
-            host = self.town.any_host(topic)
+            host = self.cluster.any_host(topic)
             assert host is not None
             await breaking.set_policy(host, topic, REDELIVERIES)
             found = host.topic(topic)
             if topic == reliable[2] and self.pressure.keeps_mb and found is not None and found.reliable:
                 await breaking.retain(host, found, RetentionChange(mb=self.pressure.keeps_mb))
         if self.dice.random() < 0.25:
-            # Nobody else may have this one while its broker is away.
-            await self.town.metadata.transact([], [Put(keys.on_crash(reliable[-1]), b'"wait"')])
+            # No other broker may take this one while its owner is away.
+            await self.cluster.metadata.transact([], [Put(keys.on_crash(reliable[-1]), b'"wait"')])
         for topic in [*reliable, *others]:
             for number in range(2):
                 kind = self.dice.choice(list(SubscriptionKind))
@@ -416,8 +416,8 @@ class _Run:
     async def _supervise(self, breaking: Breaking) -> None:
         """Starts brokers again that ended by themselves."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            for node in self.town.nodes:
+            await asyncio.sleep(SETTLED_POLL_SECONDS)
+            for node in self.cluster.nodes:
                 ended = node.broker.cluster.ended if node.broker is not None and node.broker.cluster else None
                 if node.alive and ended is not None and ended.done():
                     error = ended.exception()
@@ -436,22 +436,22 @@ class _Run:
         """Nothing fails from now on, and every broker is there."""
         self.say("healing")
         await breaking.end()
-        self.town.wires.faults = QUIET
+        self.cluster.wires.faults = QUIET
         if self.pressure.topics:
-            self.town.store_seconds = 0.0
-        for node in self.town.nodes:
+            self.cluster.store_seconds = 0.0
+        for node in self.cluster.nodes:
             node.heal()
-        for node in self.town.nodes:
+        for node in self.cluster.nodes:
             while not node.alive or node.broker is None or node.stopping is node.process:
                 if node.alive:
-                    node.kill()  # it was just starting, or stopping, by somebody who is gone
+                    node.kill()  # it was just starting, or stopping, by a task that is gone
                 try:
                     await node.boot()
                 except (DanubeError, ProcessDied) as error:
                     self.problems.append(f"boot: node {node.number} does not start on a machine that is well: {error}")
                     return
         await asyncio.sleep(10)
-        for node in self.town.nodes:
+        for node in self.cluster.nodes:
             await breaking.activate(node)
         for topic in topics:
             await breaking.make(topic, reliable=topic in topics[:RELIABLE])
@@ -462,11 +462,11 @@ class _Run:
         """An operator has seen that bytes are lost, and moves the topic: what is lost is recorded then."""
         for _ in range(10):
             if not await self._until(
-                lambda: "" if self.town.any_host(topic) else f"nobody serves {topic}", DRAIN_SECONDS
+                lambda: "" if self.cluster.any_host(topic) else f"nobody serves {topic}", DRAIN_SECONDS
             ):
                 return
             try:
-                await self.town.unload(topic)
+                await self.cluster.unload(topic)
                 return
             except DanubeError as error:
                 self.say(f"{topic} is not moved: {error}")
@@ -496,7 +496,7 @@ class _Run:
 
     def _unserved(self, topics: Sequence[TopicName]) -> str:
         for topic in topics:
-            node = self.town.any_host(topic)
+            node = self.cluster.any_host(topic)
             found = node.topic(topic) if node is not None else None
             if found is None:
                 return f"nobody serves {topic}"
@@ -510,7 +510,7 @@ class _Run:
 
     def _without_dead_letters(self) -> str:
         """Why what was given up cannot be read to its end yet; its topic is made with the first of them."""
-        node = self.town.any_host(DEAD_LETTERS)
+        node = self.cluster.any_host(DEAD_LETTERS)
         found = node.topic(DEAD_LETTERS) if node is not None else None
         if found is not None and found.reliable:
             return f"{DEAD_LETTERS} has orphans {found.orphans}" if found.orphans else ""
@@ -519,7 +519,7 @@ class _Run:
 
     def _undelivered(self, topics: Sequence[TopicName]) -> str:
         for topic in topics:
-            node = self.town.any_host(topic)
+            node = self.cluster.any_host(topic)
             found = node.topic(topic) if node is not None else None
             if found is not None and found.reliable:
                 for subscription in found.subscriptions.values():
@@ -529,15 +529,15 @@ class _Run:
 
     async def _look_for_growth(self, topics: Sequence[TopicName], real: RealClients) -> None:
         """Clients come, wait, give up and leave: afterwards brokers have what they had before."""
-        nodes = [node for node in self.town.living if node.broker is not None]
+        nodes = [node for node in self.cluster.living if node.broker is not None]
         before = [[left_in(node) for node in nodes]]
         for _ in range(3):
             await asyncio.sleep(0.7)
             before.append([left_in(node) for node in nodes])
-        visitors = Clients(self.town, History(), self.dice)
+        visitors = Clients(self.cluster, History(), self.dice)
         for _ in range(3):
             for topic in topics:
-                node = self.town.any_host(topic)
+                node = self.cluster.any_host(topic)
                 found = node.topic(topic) if node is not None else None
                 if node is not None and found is not None:
                     with contextlib.suppress(DanubeError, ProcessDied):
@@ -546,7 +546,7 @@ class _Run:
                         with contextlib.suppress(DanubeError, ProcessDied):
                             await node.call(found.unsubscribe(VISITOR))
         with contextlib.suppress(DanubeError):
-            async with self.town.client() as client:
+            async with self.cluster.client() as client:
                 for topic in (topics[0], topics[-1]):
                     await real.visit_once(client, topic)
         afterwards: list[list[Counter[str]]] = []

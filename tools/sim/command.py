@@ -171,7 +171,7 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def _compare(kinds: Sequence[str], seed: int, digest: str) -> None:
-    """Says whether the seed still does what it did when somebody wrote down its digest."""
+    """Says whether the seed still does what it did when its digest was recorded."""
     found = [run_history(seed).digest if kind == "log" else run_seed(seed, keep_history=True).digest for kind in kinds]
     if digest in found:
         print(f"seed {seed} is the history that it was")

@@ -1,9 +1,9 @@
-"""Which public operations a simulation met: what nobody calls, no fault can meet.
+"""Which public operations a simulation met: no fault can hit what is never called.
 
     counts: Counter[str] = Counter()
     with counting(counts, Wal, TopicLog):
         ...                                       # counts["TopicLog.prepare"] is how often it was called
-    unmet(counts, Wal, TopicLog)                  # names of operations that nobody called
+    unmet(counts, Wal, TopicLog)                  # names of operations that were not called
 
 An operation is a method whose name has no underscore in front, defined by the class itself; properties are not. A call
 counts when it begins, however it ends.

@@ -1,6 +1,6 @@
 """Checks of a log that need no crash: it stops only where it must, and nothing is left over when it has ended.
 
-`stop_is_justified` is the failure table of docs/adr/0001-the-log.md, read from the side of who was told of a failure:
+`stop_is_justified` is the failure table of docs/adr/0001-the-log.md, read from the side of the log that got a failure:
 a log that stops because it ran out of room or descriptors, because a file that it had removed is missing, or because
 one sync of a journal failed, stops for no reason, and a whole broker with it.
 """
@@ -16,14 +16,14 @@ from pydanube.testing.disk_faults import Told
 from pydanube.testing.loop import Process, SimLoop, SimTask
 from tools.sim.log_model import Broken
 
-# Failures of these are told to whoever asked for them; the log itself goes on.
+# Failures of these are raised to the caller; the log itself goes on.
 _ASIDE = ("wal.ckpt", ".torn", ".damage", "FORMAT", ".quarantined")
 READING_SECONDS = 60
 _WAITERS_MAX = 12  # readers that wait at one time, in a history
 
 
 def stop_is_justified(told: Sequence[Told], *, one_synced_topic: bool) -> bool:
-    """Whether a log that was told of these failures may stop. `one_synced_topic`: no journal is ever used."""
+    """Whether a log that got these failures may stop. `one_synced_topic`: no journal is ever used."""
     once = full_journals = full = 0
     for failure in told:
         failed = failure.why in ("EIO", "lost") or (failure.why == "ENOSPC" and failure.operation == "sync")
@@ -31,7 +31,7 @@ def stop_is_justified(told: Sequence[Told], *, one_synced_topic: bool) -> bool:
         if failure.again or any(name in failure.path for name in _ASIDE) or failure.operation in ("read", "list"):
             continue
         if not failed:
-            # Room that is lacking stops nobody by itself. Where overwriting needs some, a record may be there.
+            # A full disk by itself is no reason to stop. Where overwriting needs space, a record may be there.
             is_record = bytes_of and failure.path.endswith(".journal")
             full_journals += failure.why == "ENOSPC" and is_record
             full += failure.why == "ENOSPC" and not is_record
@@ -41,7 +41,7 @@ def stop_is_justified(told: Sequence[Told], *, one_synced_topic: bool) -> bool:
             once += 1  # the group goes to a new segment, once
         else:
             return True
-    # What may be there after a failure needs another file: without room for that nobody can say that it was refused.
+    # What may be there after a failure needs another file: without space for that it cannot be called refused.
     return once + full_journals >= 2 or (once + full_journals > 0 and full > 0)
 
 
@@ -69,7 +69,7 @@ async def check_ended(
     assert isinstance(loop, SimLoop)
     here = asyncio.current_task()
     tasks: list[SimTask[Any]] = []
-    for _ in range(READING_SECONDS):  # whoever waited has heard of it; whoever reads a slow file may take a while
+    for _ in range(READING_SECONDS):  # callers that waited have their error; a slow file may take a while
         await asyncio.sleep(1.0)
         tasks = [task for task in loop._tasks if task.process is process and not task.done() and task is not here]
         if not tasks:

@@ -1,7 +1,7 @@
 """Producers in a history: clients in other processes, which outlive every boot of the log.
 
 They know only what a client knows: what they sent, what was acknowledged, and that the process went away. What
-was not acknowledged is sent again, unchanged and in order, until it is. A client says at once when the log breaks a
+was not acknowledged is sent again, unchanged and in order, until it is. A client raises as soon as the log breaks a
 promise that is visible from outside: a batch refused that was next, accepted over a hole, or given two offsets.
 """
 
@@ -53,7 +53,7 @@ class IdempotentProducer:
         self._session: int | None = None
         self._next_sequence = 0
         self._unacked: dict[int, Sent] = {}  # by number, in order
-        # The newest of the session, acknowledged or not: whoever lost the answers sends them all again.
+        # The newest of the session, acknowledged or not: a producer that lost the answers sends them all again.
         self._recent: deque[Sent] = deque(maxlen=RECENT_MAX)
         self._used_at = 0.0  # when what the session has for certain was sent, or the session asked for
         self._sent_at: dict[int, float] = {}  # by number
@@ -62,7 +62,7 @@ class IdempotentProducer:
         self._in_flight: deque[tuple[Sent, asyncio.Future[CommitReceipt], bool]] = deque()
         self._limit = dice.choice((IN_FLIGHT_MAX, dice.randint(1, IN_FLIGHT_MAX)))
         self._left = 3 if history.crowded else dice.choice((5, 20, 60))
-        self._twice = dice.choice((0.05, 0.05, 0.4))  # of the batches: somebody on the way sends it twice
+        self._twice = dice.choice((0.05, 0.05, 0.4))  # of the batches: duplicated on the way
 
     async def run(self) -> None:
         history = self._history
@@ -129,7 +129,7 @@ class IdempotentProducer:
                     self._send_again(boot, log)
 
     async def _session_ended(self, boot: Boot, log: TopicLog, refusal: SessionUnknown) -> None:
-        """Nobody used it for so long that the log may forget it. What had no answer is not sent again."""
+        """It was idle for so long that the log may forget it. What had no answer is not sent again."""
         history = self._history
         unused = asyncio.get_running_loop().time() - self._used_at
         if not history.sessions_end or unused < history.session_seconds:
@@ -236,7 +236,7 @@ class IdempotentProducer:
 
 
 class PlainProducer:
-    """Producer 0: what fails is not sent again. Sends one after the other, or several at once."""
+    """Producer 0: what fails is not sent again. Sends one after the other, or several concurrently."""
 
     def __init__(self, history: History, model: TopicModel, dice: Random) -> None:
         self._history = history
@@ -310,7 +310,7 @@ class PlainProducer:
 def _submit(
     history: History, model: TopicModel, boot: Boot, log: TopicLog, sent: Sent, *, told: bool = False
 ) -> asyncio.Future[CommitReceipt]:
-    """Sends it. The receipt counts from the moment it is given, also if whoever sent it does not look any more."""
+    """Sends it. The receipt counts from the moment it is given, also if the sender does not look any more."""
     answer: asyncio.Future[CommitReceipt] | None = None
 
     def tell() -> None:

@@ -13,8 +13,8 @@ seed can be compared.
 
 What is wrong with the disk differs. In some histories calls fail at random; in others the disk is well but for one or
 two calls that were chosen (`Aim`), or has too few descriptors, or one file is slow. Limits are small
-(`log_pressure.py`), what happens beside the producers is in `log_troubles.py`, and checks that need no crash are in
-`log_checks.py`.
+(`log_pressure.py`), what happens concurrently with the producers is in `log_troubles.py`, and checks that need no crash
+are in `log_checks.py`.
 
 A share of the histories flips bits in what is durable. Then nothing has to be there any more, but what is read must
 be right, and what is missing must have been named.
@@ -66,7 +66,7 @@ DRAIN_SECONDS_MAX: Final = 60.0
 STEPS_MAX: Final = 600_000
 FLIP_SHARE: Final = 0.1
 CROWDED_SHARE: Final = 0.02  # histories with dozens of topics
-# Whoever does not answer for so long is killed by its supervisor.
+# A process that does not answer for so long is killed by its supervisor.
 HANG_SECONDS: Final = 30.0
 # The public operations of the log: see coverage.py.
 OPERATIONS: Final = (Wal, TopicLog, LogReading, ClosedLog, Committer)
@@ -153,7 +153,7 @@ class Boot:
     logs: dict[str, TopicLog] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     told: str = ""  # why the log has stopped
-    opening: asyncio.Task[TopicLog] | None = None  # a topic, beside the others
+    opening: asyncio.Task[TopicLog] | None = None  # a topic, while the others are used
 
 
 class History:
@@ -179,7 +179,7 @@ class History:
         self._epoch = 0
         self._boots = 0
         self._newest: Boot | None = None
-        self.leased = True  # else nobody may be told that something is stored
+        self.leased = True  # else no receipt may be given
         # What is wrong with the disk: calls fail at random, or those that are aimed at, or descriptors are few.
         self._trouble = dice.choice(("rates", "rates", "rates", "aims", "aims", "aims", "aims", "descriptors"))
         self.disk = FaultyDisk(
@@ -225,12 +225,12 @@ class History:
         outcome.checked = sum(model.checked for model in self.models)
 
     def fail(self, error: BaseException | str) -> None:
-        """Ends the history: something is wrong that nobody waits for."""
+        """Ends the history: an error outside of any awaited call."""
         assert self._main is not None
         self._main.cancel(error if isinstance(error, str) else _describe(error))
 
     def excuse(self, boot: Boot, error: Exception) -> None:
-        """A call of the log has failed: then one of the disk has, or somebody else had closed or stopped it."""
+        """A call of the log has failed: then one of the disk has, or another task had closed or stopped it."""
         if isinstance(error, DiskFull | DiskFailed) and not boot.disk.told:
             raise Broken(f"a disk that is well was said to have failed: {error!r}") from error
 
@@ -378,7 +378,7 @@ class History:
                     return False
                 if loop.time() > until:
                     if boot.disk.hangs:
-                        return False  # a call that never answers: somebody restarts the process
+                        return False  # a call that never answers: the process is restarted
                     raise Broken("producers are stuck on a disk that is well:\n" + "\n".join(loop.waiting()))
                 late = [client for client in clients if not client.done()]
                 await asyncio.wait([*late, ended], timeout=0.05, return_when="FIRST_COMPLETED")
@@ -454,7 +454,7 @@ class History:
             raise Broken(f"journals said to be damaged: {wal.problems}")
         for model in self.models:
             log = boot.logs[model.topic] = await self.open_topic(wal, model)
-            if self.dice.random() < 0.5:  # somebody waits to publish
+            if self.dice.random() < 0.5:  # a producer waits to publish
                 self._troubles.prepare_soon(boot, log)
 
     def _judge_stop(self, boot: Boot, error: LogStopped) -> None:
@@ -499,12 +499,12 @@ class History:
         dice = self.dice
         self._epoch += 1
         start: int | None = None
-        if dice.random() < 0.03:  # somebody else had the topic in between
+        if dice.random() < 0.03:  # another broker had the topic in between
             start = model.end + dice.randrange(1, 50)
         try:
             try:
                 log = await self._topic(wal, model, start)
-            except OffsetTaken:  # by a batch that nobody was told of
+            except OffsetTaken:  # by a batch that was never acknowledged
                 log = await self._topic(wal, model, None)
         except TailUnproven as error:
             if model.durability == "fsync":
@@ -522,7 +522,7 @@ class History:
         return log
 
     def reserve(self, log: TopicLog, model: TopicModel) -> None:
-        """Offsets are given out only below a reservation, which somebody must renew in time."""
+        """Offsets are given out only below a reservation, which must be extended in time."""
         model.reservations.append(1 << 40 if self.quiet else log.head + self.dice.randrange(200))
         log.reserve(model.reservations[-1])
 
@@ -593,7 +593,7 @@ class History:
         patience = asyncio.get_running_loop().call_later(HANG_SECONDS, self._end, boot, False)
         try:
             if boot.opening is not None and not boot.opening.done():
-                await asyncio.wait([boot.opening], timeout=HANG_SECONDS)  # nobody opens what is being closed
+                await asyncio.wait([boot.opening], timeout=HANG_SECONDS)  # not opened while it is being closed
             await boot.process.call(boot.wal.close())
             if boot.wal.committer.stopped is None:
                 logs = list(boot.logs.values())
@@ -633,7 +633,7 @@ class History:
         return self.boot
 
     def stopped(self, boot: Boot) -> None:
-        """A client was told that the log has stopped: somebody restarts the process."""
+        """A client got LogStopped: the process is restarted."""
         if not boot.ended.is_set():
             self.outcome.counts["logs stopped"] += 1
             self.say(f"stopped {boot.number}")

@@ -1,6 +1,6 @@
 """What a topic's log must hold, kept in the plainest way, and the batches that tests fill logs with.
 
-The model hears of every batch before it is sent, of every receipt, and of everything that anybody read. `Audit`
+The model hears of every batch before it is sent, of every receipt, and of everything that was read. `Audit`
 then walks through a log and raises `Broken` with a sentence if the log says anything else.
 
 A batch is known by its number, which it carries as its latest publish time: the log never looks at that field's
@@ -60,10 +60,10 @@ class TopicModel:
         self.forbidden: set[int] = set()  # numbers of batches that were refused for good
         self.acknowledged: dict[int, int] = {}  # number -> offset
         self.epochs: dict[int, int] = {}  # number -> epoch, of those acknowledged
-        self.stored: dict[int, int] = {}  # offset -> number: acknowledged or seen, so there for ever
+        self.stored: dict[int, int] = {}  # offset -> number: acknowledged or seen, so it must stay
         self.truncated_before = 0  # retention was asked to drop what lies below
-        self.dropped: list[tuple[int, int]] = []  # offsets [first, end) that somebody else was to keep
-        self.starts: set[int] = set()  # offsets at which somebody else told the log to go on: holes end here
+        self.dropped: list[tuple[int, int]] = []  # offsets [first, end) that another store keeps
+        self.starts: set[int] = set()  # offsets at which the log was opened to go on: holes end here
         self.end = 0  # of everything that was ever promised or seen
         self.reserves = False  # offsets are given out only below a reservation
         self.reservations: list[int] = []  # where each ended, in their order; the last one holds
@@ -109,7 +109,7 @@ class TopicModel:
             )
 
     def read(self, batch: Batch) -> int:
-        """Somebody was shown this batch. Returns its number."""
+        """A reader saw this batch. Returns its number."""
         header = batch.header
         sent = self.sent.get(header.max_publish_time)
         if sent is None:
@@ -144,7 +144,7 @@ class TopicModel:
         self.end = max(self.end, offset + self.sent[number].rows)
 
     def drop(self, first: int, end: int) -> None:
-        """These may go, as a whole or in part: somebody else keeps them."""
+        """These may go, as a whole or in part: another store keeps them."""
         self.dropped.append((first, end))
 
     def is_dropped(self, offset: int) -> bool:

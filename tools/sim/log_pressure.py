@@ -42,11 +42,11 @@ _CONSTANTS: Final[tuple[tuple[ModuleType, str, tuple[Any, ...]], ...]] = (
     (space, "_SHORT_LINE_SECONDS", (10.0, 0.01)),
     (space, "_ROOM_CHECK_SECONDS", (0.25, 0.01)),
     (wal, "MANY_TOPICS", (1, 2, 3, 8)),
-    (group_scan, "READ_BYTES", (1024 * 1024, 700)),
+    (group_scan, "SCAN_READ_BYTES", (1024 * 1024, 700)),
     (journal_redo, "_REDO_BYTES", (8 * 1024 * 1024, 600)),
     (reader, "_PIECE_BYTES_MIN", (64 * 1024, 300)),
 )
-SESSIONS_END: Final = 0.3  # of the histories: sessions that nobody uses for a moment end, and there may be few
+SESSIONS_END: Final = 0.3  # of the histories: sessions that are idle for a moment end, and there may be few
 _FILL_BYTES: Final = (2048, 2048, 512)
 # Where aimed faults go: everything, segments, journals, checkpoints, the ballast.
 _PLACES: Final = ("", "", "", ".wal", "journal/", "wal.ckpt", "BALLAST")

@@ -1,4 +1,4 @@
-"""What happens to an open log besides producers: everything that a broker asks of it, at any moment.
+"""What happens to an open log in addition to producers: everything that a broker asks of it, at any moment.
 
 Retention, readers that follow or poll, segments made ahead, rolled and dropped, topics that are closed and opened again
 also when the disk let neither end well, old epochs read and given up, leases that run out, room that goes and comes.
@@ -90,7 +90,7 @@ class Troubles:
                 return
 
     def prepare_soon(self, boot: Boot, log: TopicLog) -> None:
-        """Its first segment is made before anybody needs it."""
+        """Its first segment is made before it is needed."""
         self._beside(boot, log.prepare())
 
     def _beside(self, boot: Boot, coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -124,7 +124,7 @@ class Troubles:
             return
         try:
             rolling = boot.process.call(log.roll())
-            if self._dice.random() < 0.2:  # whoever asked for it gives up
+            if self._dice.random() < 0.2:  # its caller gives up
                 # Not wait_for, which in Python 3.11 takes no notice of a cancel that comes with the answer.
                 async with asyncio.timeout(self._dice.random() * 0.002):
                     await rolling
@@ -142,7 +142,7 @@ class Troubles:
             await self._reopen(boot, log, model)
 
     async def _forget(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        """Somebody else keeps what older epochs hold from some offset on."""
+        """Another store keeps what older epochs hold from some offset on."""
         if self._dice.random() < 0.5 or log.closed or log.active is None:
             return  # without a segment of its own, nothing here would know where the log goes on
         start = self._dice.randint(log.first_offset, log.head)
@@ -263,7 +263,7 @@ class Troubles:
     # --- the world ---
 
     async def _lose_lease(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        """For a moment nobody may be told that something is stored."""
+        """For a moment no receipt may be given."""
         if self._dice.random() < 0.5:
             return
         self._history.leased = False
@@ -283,7 +283,7 @@ class Troubles:
             self._disk.capacity_bytes = None
 
     async def _reopen(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        """The topic is closed and opened again, as when it moves away and back. Neither has to go well at once."""
+        """The topic is closed and opened again, as when it moves away and back. Either may fail at first."""
         if self._dice.random() < 0.4:
             await self._close_and_open(boot, log, model, self._disk.capacity_bytes)
 

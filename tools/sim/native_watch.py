@@ -1,8 +1,8 @@
 """What the native servers of simulated brokers do for real clients, written down where it happens.
 
-A client knows what it was told; only the server's side knows which owner delivered a message, which acknowledgement was
-taken, and when an offset was given out. So the brokers of a run have servers that note it, and `RealClients` asks here
-what belongs to a message that an application has got.
+A client knows the answers it got; only the server's side knows which owner delivered a message, which acknowledgement
+was taken, and when an offset was given out. So the brokers of a run have servers that note it, and `RealClients` asks
+here what belongs to a message that an application has got.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pydanube.api.native.connection import NativeConnection
-from pydanube.api.native.handles import Consuming, Producing
+from pydanube.api.native.handles import ConsumerHandle, ProducerHandle
 from pydanube.api.native.intake import BatchIntake
 from pydanube.api.native.pump import Pump
 from pydanube.api.native.server import NativeServer
 from pydanube.broker.outbox import DeliveredBatch
 from pydanube.broker.service import Broker
-from pydanube.client.partition_consumer import ConsumerLane
+from pydanube.client.partition_consumer import PartitionConsumer
 from pydanube.testing.checkers import ANSWER_SECONDS
 from pydanube.testing.cluster import Cluster, Node
 from pydanube.testing.history import Done, History, Nacked, Subscribed, life
@@ -39,10 +39,10 @@ class Sight(NamedTuple):
 
 
 class NativeWatch:
-    """Makes the servers of `town`, and keeps what they tell."""
+    """Makes the servers of `cluster`, and keeps what they tell."""
 
-    def __init__(self, town: Cluster, history: History, recorder: Recorder) -> None:
-        self.town = town
+    def __init__(self, cluster: Cluster, history: History, recorder: Recorder) -> None:
+        self.cluster = cluster
         self.history = history
         self.life_of = recorder.life_of
         self.is_replaced = recorder.is_replaced
@@ -50,23 +50,23 @@ class NativeWatch:
         self._given = recorder.given
         self._sights: dict[tuple[str, int, int], Sight] = {}  # by connection, handle and offset
         self._answers: dict[tuple[str, int], tuple[int, float]] = {}  # by topic and offset: whose, and when
-        town.make_server = self._server
+        cluster.make_server = self._server
 
     def _server(self, broker: Broker) -> NativeServer:
         return _Server(broker, self)
 
     def now(self) -> float:
-        return self.town.clock.elapsed()
+        return self.cluster.clock.elapsed()
 
     def node_of(self, broker: Broker) -> Node | None:
-        return next((node for node in self.town.nodes if node.broker is broker), None)
+        return next((node for node in self.cluster.nodes if node.broker is broker), None)
 
     # --- what clients ask -----------------------------------------------------------------------------------
 
-    def sight(self, lane: ConsumerLane, offset: int) -> Sight:
+    def sight(self, lane: PartitionConsumer, offset: int) -> Sight:
         """What is known of a message that the application has just got from this lane."""
-        assert lane.link is not None, "what comes from a connection that is gone is not handed over"
-        place = str(lane.link._transport.get_extra_info("name")), lane.handle  # type: ignore[union-attr]
+        assert lane.connection is not None, "what comes from a connection that is gone is not handed over"
+        place = str(lane.connection._transport.get_extra_info("name")), lane.handle  # type: ignore[union-attr]
         found = self._sights.get((*place, offset))
         return found or self._sights[*place, VOLATILE]
 
@@ -77,14 +77,14 @@ class NativeWatch:
 
     # --- what servers tell ----------------------------------------------------------------------------------
 
-    def opened(self, consuming: Consuming) -> None:
+    def opened(self, consuming: ConsumerHandle) -> None:
         subscription = consuming.subscription
         label = life(consuming.topic.name, consuming.topic.ownership.created)
         if subscription.name.startswith(JUDGED) and (label, subscription.name) not in self.subscribed:
             self.subscribed.add((label, subscription.name))
             self.history.add(Subscribed(label, subscription.name, subscription.kind.value, 0, self.now()))
 
-    def sent(self, broker: Broker, wire: str, consuming: Consuming, item: DeliveredBatch) -> None:
+    def sent(self, broker: Broker, wire: str, consuming: ConsumerHandle, item: DeliveredBatch) -> None:
         topic, subscription = consuming.topic, consuming.subscription
         if not subscription.name.startswith(JUDGED):
             return
@@ -99,7 +99,7 @@ class NativeWatch:
         else:
             self._sights[wire, consuming.handle, VOLATILE] = sight
 
-    def settled(self, consuming: Consuming, ranges: Sequence[tuple[int, int]], *, is_ack: bool) -> None:
+    def settled(self, consuming: ConsumerHandle, ranges: Sequence[tuple[int, int]], *, is_ack: bool) -> None:
         topic, subscription = consuming.topic, consuming.subscription
         if not subscription.reliable or not subscription.name.startswith(JUDGED):
             return
@@ -113,7 +113,7 @@ class NativeWatch:
                 else:
                     self.history.add(Nacked(label, subscription.name, offset, epoch, self.now()))
 
-    def answered(self, broker: Broker, producing: Producing, offset: int, rows: int, epoch: int) -> None:
+    def answered(self, broker: Broker, producing: ProducerHandle, offset: int, rows: int, epoch: int) -> None:
         topic = producing.topic
         assert topic.reliable
         self._given(topic, offset + rows - 1, epoch)
@@ -158,7 +158,7 @@ class _Connection(NativeConnection):
         if consuming is not None and not self._is_refused:
             self.watch.settled(consuming, ranges, is_ack=is_ack)
 
-    def pump(self, consuming: Consuming) -> Pump:
+    def pump(self, consuming: ConsumerHandle) -> Pump:
         self.watch.opened(consuming)
         return _Pump(self, self._handles, consuming)
 
@@ -170,7 +170,7 @@ class _Connection(NativeConnection):
 class _Intake(BatchIntake):
     _connection: _Connection
 
-    def answer_decided(self, producing: Producing) -> None:
+    def answer_decided(self, producing: ProducerHandle) -> None:
         connection = self._connection
         for decided in producing.in_flight:
             if not decided.outcome.done():

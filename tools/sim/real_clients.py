@@ -3,7 +3,7 @@
     Application ─► Client ─► producers, consumers, readers, visitors of several topics, on one connection per broker
 
 An application is a process: it is killed, or closes its client, and starts again, until everything is to come to rest.
-What it is told is written into the same history as what model clients (cluster_clients.py) are told. Whatever only the
+Its answers are written into the same history as those of model clients (cluster_clients.py). Whatever only the
 broker knows, such as whose delivery a message was, and that an acknowledgement was taken, comes from native_watch.py.
 
 A send that fails, or has no answer in time, may be stored or not. Half of those messages are sent again, which is
@@ -103,13 +103,13 @@ class Unflushed:
 
 
 class RealClients:
-    """All applications of one run. They work as long as `clients`, the model clients beside them, do."""
+    """All applications of one run. They work as long as `clients`, the model clients of the run, do."""
 
     def __init__(self, clients: Clients, watch: NativeWatch, dice: Random) -> None:
         self._clients = clients
         self._watch = watch
         self._dice = dice
-        self._town = clients.town
+        self._cluster = clients.cluster
         self._history = clients.history
         self._applications: list[list[Role]] = [[] for _ in range(dice.choice(APPLICATIONS))]
 
@@ -152,8 +152,8 @@ class RealClients:
             while True:
                 lives += 1
                 process = Process(f"application {number}.{lives}")
-                connector = self._town.wires.connector()
-                client = self._town.client(timeout=self._dice.choice(TIMEOUT_SECONDS), connector=connector)
+                connector = self._cluster.wires.connector()
+                client = self._cluster.client(timeout=self._dice.choice(TIMEOUT_SECONDS), connector=connector)
                 tasks = [process.spawn(role(client), name=f"application {number}") for role in roles]
                 await self._clients.pause(10.0, self._dice.choice(LIFE_SECONDS))
                 if self._clients.quiet:
@@ -197,7 +197,7 @@ class RealClients:
         return self._clients.publishing and self._clients.now() < until
 
     async def _send(self, it: Sending, producer: Producer) -> bool:
-        """A few messages at once. False: this producer can send no more."""
+        """A few messages together. False: this producer can send no more."""
         texts = [self._clients.text(it.name, it.number + row) for row in range(self._dice.choice((1, 1, 2, 4)))]
         if not it.reliable:
             texts = [text.removesuffix(POISON) for text in texts]
@@ -379,7 +379,7 @@ class RealClients:
                 pass
 
     async def _visits(self, topic: TopicName, client: Client) -> None:
-        """Now and then somebody with a subscription of his own, who goes where he likes, looks around, and leaves."""
+        """Now and then a consumer with a subscription of its own, which seeks anywhere, reads a little, and leaves."""
         while self._clients.working:
             await self._clients.pause(*VISIT_SECONDS)
             if not self._clients.quiet:

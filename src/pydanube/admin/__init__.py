@@ -1,4 +1,4 @@
-"""What operators ask and order, in values: the layer that `cli` and `web` reach brokers through, beside the client.
+"""What operators ask and order, in values: with the client, the layer through which `cli` and `web` reach brokers.
 
 calls.py     the admin services: a function per call, from arguments to a `GrpcCall` that any connection carries out
 values.py    what such calls answer with

@@ -1,4 +1,4 @@
-"""A cluster behind one address: calls go to whichever broker answers, and what everybody asks is asked once.
+"""A cluster behind one address: calls go to whichever broker answers, and concurrent equal questions are asked once.
 
     gateway ──► the broker that answered last ── cannot be reached? ──► the next one of those that are known
 
@@ -39,7 +39,7 @@ CALL_SECONDS: Final = 5.0
 CACHE_SECONDS: Final = 3.0
 STALE_FACTOR: Final = 5  # older than so many cache times is not shown any more
 MEMBERS_MAX: Final = 1_000  # addresses that are remembered
-AT_ONCE: Final = 16  # questions on their way
+CALLS_AT_ONCE: Final = 16  # questions on their way
 SEARCHES_AT_ONCE: Final = 2  # each may have tens of megabytes in memory and a thread
 SURVEY_SECONDS: Final = 6.0  # a survey of dead letters reads thousands of them
 SURVEYS_MAX: Final = 20
@@ -140,7 +140,7 @@ class Gateway:
         self._stream_url = stream_url
         self._client: Client | None = None
         self._client_lock = asyncio.Lock()
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
         self.searching = asyncio.Semaphore(SEARCHES_AT_ONCE)  # to be held while messages are looked through
         self._is_alone = False
         self.call_seconds = call_seconds
@@ -287,7 +287,7 @@ class Gateway:
                 listed = await self.ask(calls.list_topics(namespace), seconds=30)
             except BrokerRefused as refused:
                 if refused.code == "NOT_FOUND":
-                    continue  # it was deleted meanwhile
+                    continue  # it was deleted in the meantime
                 raise
             found += [TopicRow(each.name, each.broker_id, each.delivery) for each in listed.topics]
         return sorted(found)

@@ -4,7 +4,7 @@
     clicks-part-1  audit  lag 20 ├─►  clicks  audit  lag 30, 3 partitions
     clicks-part-2  audit  lag  0 ┘
 
-A sum of which a part is not known is absent: of a partition nobody said anything if its broker is silent, or if it has
+A sum of which a part is not known is absent: a partition is unanswered if its broker is silent, or if it has
 none. What is known of the lag is `lag_at_least`.
 """
 
@@ -28,7 +28,7 @@ class SubscriptionGroup(NamedTuple):
     state: values.SubscriptionState
     lag_at_least: int
     parts: Sequence[values.SubscriptionState] = ()  # by number; none: its topic is not partitioned
-    unanswered: int = 0  # partitions of which nobody said anything
+    unanswered: int = 0  # partitions without an answer
 
 
 class ConnectionGroup(NamedTuple):
@@ -38,7 +38,7 @@ class ConnectionGroup(NamedTuple):
 
 
 def partition_count(group: SubscriptionGroup | ConnectionGroup) -> str:
-    """`3`, or `2 of 3` if of the third nobody said anything; empty if the topic is not partitioned."""
+    """`3`, or `2 of 3` if the third is unanswered; empty if the topic is not partitioned."""
     known = len(group.parts)
     if not group.unanswered:
         return str(known) if known else ""

@@ -11,7 +11,7 @@ written to a topic beside it, the ledger (ledger.py):
 
 Opening a publisher refuses whatever an older one of the same name still has on its way, and a redriven message carries
 the dead letter's offset (`request_id` and the attribute `x-redrive-offset`). So what is read behind the fence is all
-that will ever have arrived, wherever the run before was killed. Two runs at once: the ledger takes one writer, and a
+that will ever have arrived, wherever the run before was killed. Two concurrent runs: the ledger takes one writer, and a
 run whose "send" is not the ledger's next record stops before it sends.
 
 Not covered: a topic's broker that died with its disk, while a batch had no receipt yet. If its disk may have the batch

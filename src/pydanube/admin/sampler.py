@@ -86,7 +86,7 @@ class Sampler:
             await asyncio.sleep(0)
 
     async def _unserved(self) -> int:
-        """Topics that no broker serves, as far as somebody knows. One that is alone is asked once: it serves all."""
+        """Topics that no broker serves, as far as is known. A broker that is alone is asked once: it serves all."""
         if self._look is not None and not self._is_alone:
             with contextlib.suppress(DanubeError):  # the pages ask as well, and say why
                 found = await self._look()

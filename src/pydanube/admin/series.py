@@ -65,7 +65,7 @@ def slot_of(at: float) -> int:
 
 
 class Rate:
-    """Of a counter that may be told by several brokers, one after the other."""
+    """Of a counter that several brokers may report, one after the other."""
 
     __slots__ = ("_added", "_recent", "_seconds", "_slot")
 

@@ -1,1 +1,1 @@
-"""The broker's doors: gRPC for clients and administrators, HTTP for metrics and health."""
+"""The broker's servers: gRPC for clients and administrators, HTTP for metrics and health."""

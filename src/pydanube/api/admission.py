@@ -1,9 +1,9 @@
 """Bounds how many large requests gRPC receives at the same time, before a byte of them is decoded.
 
 gRPC reads a unary request as a whole before it calls the method, and as many side by side as come: a thousand of a
-megabyte are a gigabyte that nobody counts. What it calls before is the handler's `service`, which says how a call is to
-be answered. The first RECEIVING_MAX that are being received are answered as usual. Any beyond, and all while the log is
-over its bound, get the same answer the careful way: as a stream of requests, whose only one is read when a place is
+megabyte are a gigabyte that no limit counts. What it calls before is the handler's `service`, which says how a call is
+to be answered. The first RECEIVING_MAX that are being received are answered as usual. Any beyond, and all while the log
+is over its bound, get the same answer the careful way: as a stream of requests, whose only one is read when a place is
 free, so that all but its beginning (`server.UNREAD_MAX_BYTES`) stays with the client until then. A request is not even
 read if the broker would refuse it.
 

@@ -1,6 +1,6 @@
 """A configuration, checked without starting anything: what a broker would run with, and what is against it.
 
-Nothing is made, no port is bound and nobody is asked: it may be run beside the broker that it is about.
+Nothing is created, no port is bound and no store is called: it may run next to the broker it is about.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ gRPC counts connections only to cut off what is beyond a bound, without a word. 
 connection is served, for some beyond it every call is answered with a sentence (UNAVAILABLE, which clients try again
 elsewhere or later), and what is beyond those is cut off.
 
-gRPC does not tell who is connected. The sockets of this process do, and are looked at only when a peer that nobody
-knows calls and the last look may not hold any more: after one that found n, `limit` - n new peers are let in unseen.
+gRPC does not say who is connected. The sockets of this process do, and are looked at only when an unknown peer calls
+and the last look may not hold any more: after one that found n, `limit` - n new peers are let in unseen.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Admission:
         took = perf_counter() - began
         self._look_after = began + took + max(LOOK_SECONDS_MIN, took * LOOK_SHARE)
         if ports is None:
-            self._unseen, self._known = self.limit, set()  # nobody can say: gRPC's own bound has to do
+            self._unseen, self._known = self.limit, set()  # not known on this system: gRPC's own bound has to do
             return
         self._known = {peer for peer in self._known if _port(peer) in ports}
-        # Those that nobody knows are here and have not been let in: the caller is one of them.
+        # Unknown peers are connected and have not been admitted: the caller is one of them.
         self._unseen = self.limit - len(self._known)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 GARBAGE_THRESHOLDS: Final = (100_000, 50, 100)  # objects, young collections, middle collections
-LARGE_BYTES: Final = 2 * 1024 * 1024
+MMAP_FROM_BYTES: Final = 2 * 1024 * 1024
 ARENAS_MAX: Final = 2
 # Of mallopt(3).
 _M_TRIM_THRESHOLD: Final = -1
@@ -18,7 +18,7 @@ _M_ARENA_MAX: Final = -8
 
 
 def give_back_large_blocks() -> None:
-    """Row groups of megabytes come and go: what is free again goes back to the system, at once.
+    """Row groups of megabytes come and go: what is free again goes back to the system immediately.
 
     Otherwise Arrow's usual pool and the C library keep some 50 MB for a reader that needs 40 MB. Less than that is
     kept, because to ask the system for it again costs more than all that is done with it: with the C library's own
@@ -29,8 +29,8 @@ def give_back_large_blocks() -> None:
         pa.set_memory_pool(pa.jemalloc_memory_pool())
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, LARGE_BYTES)  # else it stays at 128 KiB, now that the other one is set
+        mallopt(_M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, MMAP_FROM_BYTES)  # else it stays at 128 KiB, now that the other one is set
         mallopt(_M_ARENA_MAX, ARENAS_MAX)  # each keeps what is free in it
 
 

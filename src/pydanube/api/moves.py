@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 ADMIN_SERVICE: Final = "pydanube.admin.v1.Admin"
 ASK_SECONDS: Final = 2.0  # for what is nice to know
-LOOK_SECONDS: Final = 0.2
+MOVE_POLL_SECONDS: Final = 0.2
 UNLOAD_SECONDS: Final = 60.0
 PARTITIONS_AT_ONCE: Final = 4
 CLAIM: Final = "claim"
 CLOSE_TRIES: Final = 20
-CLOSE_LOOK_SECONDS: Final = 0.05
+CLOSE_POLL_SECONDS: Final = 0.05
 
 Tell = Callable[[pb.UnloadProgress], Awaitable[None]]
 
@@ -60,7 +60,7 @@ class Moves:
         seconds: float = UNLOAD_SECONDS,
         tell: Tell = _tell_nobody,
     ) -> list[pb.UnloadResult]:
-        """Moves the topic, or each partition of it. Returns when the old owners have let go.
+        """Moves the topic, or each partition of it. Returns when the old owners have released it.
 
         Raises what stands against moving it, if it is one topic. Of partitions each has its own result.
         """
@@ -130,16 +130,16 @@ class Moves:
         return result
 
     async def _new_move(self, host: BrokerId, topic: TopicName, before: Collection[int]) -> pb.Move | None:
-        """What the old owner says of the move that it has just made. It closes the topic first, after it let go."""
+        """What the old owner says of the move that it has just made. It closes the topic first, after the release."""
         for _ in range(CLOSE_TRIES):
             for move in await self._moves_of(host, topic):
                 if move.started_at_us not in before:
                     return move
-            await asyncio.sleep(CLOSE_LOOK_SECONDS)
+            await asyncio.sleep(CLOSE_POLL_SECONDS)
         return None
 
     async def _with_phase(self, topic: TopicName, refused: MoveRefused) -> MoveRefused:
-        """A second move is told how far the first one is."""
+        """The refusal of a second move, with how far the first one is."""
         state = await self.state(topic)
         if state.state == MOVING and state.phase:
             return MoveRefused(refused.what, f"{refused.why} (phase: {state.phase})")
@@ -150,7 +150,7 @@ class Moves:
         async def look() -> None:
             said = ""
             while True:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(MOVE_POLL_SECONDS)
                 try:
                     state = await self.state(topic)
                 except DanubeError:

@@ -1,7 +1,7 @@
-"""What operators order is told to the log of what happened: which call, about what, from where.
+"""Records what operators order in the log of events: which call, about what, from where.
 
 Every call of the admin services counts that is no question, and of the native protocol what changes a topic or a
-subscription for all. It is told by the broker that answered, once it has succeeded, and never holds the answer up.
+subscription for all. The broker that answered records it, once it has succeeded, and never delays the answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A broker as a process: from the configuration to the last flushed cursor.
 
-    start ─► doors open ─► announced ─► SIGTERM or SIGINT ─► doors refuse new work ─► commits end, cursors saved ─► 0
+    start ─► servers open ─► announced ─► SIGTERM or SIGINT ─► they refuse new work ─► commits end, cursors saved ─► 0
                                │                │
                                │                ├── in a cluster, before: topics are sealed, others serve them
-                               │                └── a second signal: 130 at once, as after a crash
+                               │                └── a second signal: 130 immediately, as after a crash
                                ├── SIGHUP: the configuration is read again; what can change now does, the rest is named
                                └── another process has this broker's id: one line, 1
 
@@ -35,14 +35,14 @@ from pydanube.telemetry import Telemetry, configure_logging
 log = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED: Final = 130
-# One wish to stop may come twice at once: to the process group, and passed on by a parent (make, timeout).
+# One request to stop may arrive twice: to the process group, and passed on by a parent (make, timeout).
 REPEAT_SECONDS: Final = 0.3
 OPEN_FILES_FEW: Final = 4096  # below, connections and topics cost more than they must
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Listening(NamedTuple):
-    """Where a broker that is ready can be found: addresses as bound, and what clients are told."""
+    """Where a broker that is ready can be found: addresses as bound, and those that clients get."""
 
     broker_id: int
     topics: int
@@ -71,7 +71,7 @@ async def serve(
     """Returns after a clean stop. `announce` is called once, when clients can connect.
 
     `read_again` is the configuration with the file as it is now, for SIGHUP; it may raise ConfigError. `pages` is
-    the web admin, which runs beside the broker as long as that serves.
+    the web admin, which runs in the broker's process as long as that serves.
 
     Raises ConfigError for a port that is taken, DirectoryInUse, FormatTooNew, DiskFull and NodeIdInUse.
     """
@@ -105,7 +105,7 @@ async def serve(
 
 
 def check_ports(config: Config) -> None:
-    """Others are told this broker's addresses before it listens, so none may be left to the system."""
+    """Other brokers learn this one's addresses before it listens, so none may be left to the system."""
     addresses = config.broker
     for flag, address in (
         ("--broker-addr", addresses.client_addr),
@@ -157,18 +157,18 @@ async def _serve_on(
 ) -> None:
     config = broker.config
     try:
-        doors = await BrokerServers.open(broker, metrics)
+        servers = await BrokerServers.open(broker, metrics)
         try:
-            async with pages(doors.admin_addr, broker.stream_url) as web_addr:
+            async with pages(servers.admin_addr, broker.stream_url) as web_addr:
                 keep_collections_short()
                 announce(
                     Listening(
                         broker.broker_id,
                         len(broker.topics.loaded),
-                        doors.client_addr,
-                        doors.stream_addr,
-                        doors.admin_addr,
-                        doors.metrics_addr,
+                        servers.client_addr,
+                        servers.stream_addr,
+                        servers.admin_addr,
+                        servers.metrics_addr,
                         broker.connect_url,
                         config.data_dir,
                         len(broker.topics.unopened),
@@ -177,40 +177,40 @@ async def _serve_on(
                         web_addr,
                     )
                 )
-                reloads = asyncio.create_task(reloading.run(broker, doors), name="reload")
+                reloads = asyncio.create_task(reloading.run(broker, servers), name="reload")
                 try:
-                    await _until_over(broker, doors, stopping)
+                    await _until_over(broker, servers, stopping)
                 finally:
                     reloads.cancel()
                     await asyncio.gather(reloads, return_exceptions=True)
         finally:
-            await doors.close()
+            await servers.close()
     finally:
         await broker.stop()
 
 
 class Reloading:
-    """Reads the configuration again whenever the process is told to. An invalid one changes nothing."""
+    """Reads the configuration again on SIGHUP. An invalid one changes nothing."""
 
     def __init__(self, hangup: asyncio.Event, read_again: Callable[[], Config]) -> None:
         self._hangup = hangup
         self._read_again = read_again
 
-    async def run(self, broker: Broker, doors: BrokerServers) -> None:
+    async def run(self, broker: Broker, servers: BrokerServers) -> None:
         while True:
             await self._hangup.wait()
             self._hangup.clear()
             try:
-                await self._reload(broker, doors)
+                await self._reload(broker, servers)
             except (DanubeError, OSError) as error:
                 log.error("configuration not reloaded: nothing was changed", extra={"why": str(error)})
             except Exception:  # whatever it is, it must not cost the next reload
                 log.exception("configuration not reloaded")
 
-    async def _reload(self, broker: Broker, doors: BrokerServers) -> None:
+    async def _reload(self, broker: Broker, servers: BrokerServers) -> None:
         running, found = broker.config, reloaded(broker.config, self._read_again())
         await broker.reload(found.config)
-        doors.change_stream_limits(found.config.stream.limits)
+        servers.change_stream_limits(found.config.stream.limits)
         lines = found.config.lines
         if lines != running.lines:  # the line below is written if the level of before or the one from now on allows it
             configure_logging(
@@ -245,7 +245,7 @@ async def _check_directory(config: Config) -> None:
 
 
 async def _started(config: Config, telemetry: Telemetry, stopping: asyncio.Event) -> Broker | None:
-    """None: it was told to stop before it was ready. A cluster's metadata store may be away for long."""
+    """None: it was asked to stop before it was ready. A cluster's metadata store may be away for long."""
     starting = asyncio.create_task(Broker.start(config, telemetry, Peers), name="start the broker")
     stopped = asyncio.create_task(stopping.wait(), name="told to stop")
     try:
@@ -262,7 +262,7 @@ async def _started(config: Config, telemetry: Telemetry, stopping: asyncio.Event
         await asyncio.gather(stopped, return_exceptions=True)
 
 
-async def _until_over(broker: Broker, doors: BrokerServers, stopping: asyncio.Event) -> None:
+async def _until_over(broker: Broker, servers: BrokerServers, stopping: asyncio.Event) -> None:
     """Returns when it is time to stop, with the topics handed over. Raises what ended this broker's membership."""
     stopped = asyncio.create_task(stopping.wait(), name="told to stop")
     ended = broker.cluster.ended if broker.cluster is not None else None
@@ -274,6 +274,6 @@ async def _until_over(broker: Broker, doors: BrokerServers, stopping: asyncio.Ev
         await asyncio.gather(stopped, return_exceptions=True)
     if ended is not None and ended.done():
         ended.result()
-    # The doors are still open: a topic is refused only from when it leaves, and clients go where it went.
-    doors.stop_being_ready()
+    # The servers are still open: a topic is refused only from when it leaves, and clients go where it went.
+    servers.stop_being_ready()
     await broker.hand_over()

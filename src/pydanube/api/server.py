@@ -1,4 +1,4 @@
-"""The doors of a broker: opened last, closed first.
+"""The servers of a broker: opened last, closed first.
 
     client port     ProducerService, ConsumerService, Discovery, HealthCheck, StorageService, SchemaRegistry
     admin port      BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin, SecurityAdmin, SchemaRegistry, and ours:
@@ -6,7 +6,7 @@
     stream port     the native protocol
     metrics port    HTTP: /metrics, /health/live, /health/ready, /iceberg/v1/ (tables)
 
-A port that somebody else has is a ConfigError, never shared: two brokers on one port would each get some of the calls.
+A port that is in use is a ConfigError, never shared: two brokers on one port would each get some of the calls.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from pydanube.broker.tables import TableDesk
 from pydanube.config import BrokerConfig, open_files
 from pydanube.config.stream import StreamLimits
 from pydanube.core.cluster.lifecycle import BrokerMode
+from pydanube.core.units import MIB
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
 from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2, status_pb2
@@ -46,13 +47,12 @@ from pydanube.wire.status import ADMIN, RECEIVE, SEND
 
 log = logging.getLogger(__name__)
 
-MIB: Final = 1024 * 1024
 # Above what we accept, so that a message that is too large is refused with our sentence and never with
-# RESOURCE_EXHAUSTED, which clients retry for ever.
+# RESOURCE_EXHAUSTED, which clients retry without end.
 REQUEST_SIZE_MAX_BYTES: Final = 64 * MIB
 # gRPC receives this much of every call before the broker has looked at it, however many there are. By itself it lets
-# that grow to megabytes (a bandwidth-delay probe), and a thousand calls of 1 MiB beside a busy loop took a gigabyte. Of
-# a request that is being read all of it comes at once all the same: only one beyond this takes a round trip more.
+# that grow to megabytes (a bandwidth-delay probe), and a thousand calls of 1 MiB on a busy loop took a gigabyte. Of
+# a request that is being read all of it still comes in one go: only one beyond this takes a round trip more.
 UNREAD_MAX_BYTES: Final = 32 * 1024
 OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
@@ -97,13 +97,13 @@ class BrokerServers:
 
         `metrics` is one that is open already.
         """
-        doors = cls(broker, metrics)
+        servers = cls(broker, metrics)
         try:
-            await doors._open()
+            await servers._open()
         except BaseException:
-            await doors.close(grace_seconds=0)
+            await servers.close(grace_seconds=0)
             raise
-        return doors
+        return servers
 
     async def close(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Refuses new work, lets what is under way finish. Streams end as their topics close, so they close here.
@@ -126,7 +126,7 @@ class BrokerServers:
         await self._peers.close()
 
     def stop_being_ready(self) -> None:
-        """For whoever sends clients here. Everything is answered as before."""
+        """For load balancers. Everything is answered as before."""
         self._why_not_ready = "the broker is shutting down"
 
     async def _open(self) -> None:
@@ -152,7 +152,7 @@ class BrokerServers:
         self._observing = asyncio.create_task(self._observer.run(), name="observer")
         self._why_not_ready = None
         log.info(
-            "doors opened", extra={"client": self.client_addr, "admin": self.admin_addr, "metrics": self.metrics_addr}
+            "servers opened", extra={"client": self.client_addr, "admin": self.admin_addr, "metrics": self.metrics_addr}
         )
 
     def _register(self) -> None:
@@ -191,7 +191,7 @@ class BrokerServers:
         )
         peers = self._peers
         forwarder = Forwarder(peers, broker.cluster.view.refresh) if broker.cluster is not None else None
-        servants: dict[ServiceDescriptor, object] = {
+        implementations: dict[ServiceDescriptor, object] = {
             admin["BrokerAdmin"]: grpc_cluster.BrokerAdmin(broker),
             admin["ClusterAdmin"]: grpc_cluster.ClusterAdmin(broker),
             admin["NamespaceAdmin"]: grpc_admin.NamespaceAdmin(broker),
@@ -206,14 +206,20 @@ class BrokerServers:
         orders = Orders(broker)
         handlers = [
             handler_of(
-                service, servant, telemetry, table=ADMIN, forwarder=forwarder, admission=self._admins, orders=orders
+                service,
+                implementation,
+                telemetry,
+                table=ADMIN,
+                forwarder=forwarder,
+                admission=self._admins,
+                orders=orders,
             )
-            for service, servant in servants.items()
+            for service, implementation in implementations.items()
         ]
         self._admin.add_generic_rpc_handlers((*handlers, schemas))
 
     def change_stream_limits(self, limits: StreamLimits) -> None:
-        """For native connections from now on: those there are were told theirs when they were opened."""
+        """For native connections from now on: existing ones got theirs when they were opened."""
         self._stream.limits = limits
 
     async def _listen_stream(self, key: str, address: str) -> str:
@@ -225,7 +231,7 @@ class BrokerServers:
         return f"{host}:{bound}"
 
     def not_ready(self) -> str | None:
-        """For whoever sends clients here: one that drains serves what it has, and should be sent nobody new."""
+        """For load balancers: a broker that drains serves what it has, and should get no new clients."""
         cluster = self._broker.cluster
         if self._why_not_ready is not None or cluster is None:
             return self._why_not_ready
@@ -238,7 +244,7 @@ class BrokerServers:
 
     def ready_as(self) -> str:
         """A broker that was away, and is drained for nothing else, is well: it answers lookups, it may lead, and it
-        brings what it has. Whoever restarts brokers one after the other goes on to the next.
+        brings what it has. A rolling restart may go on to the next broker.
         """
         cluster = self._broker.cluster
         state = cluster.state_of(self._broker.broker_id) if cluster is not None else None
@@ -271,7 +277,7 @@ def _listen(key: str, server: grpc.aio.Server, address: str) -> str:
 
 
 def _try(host: str, port: int) -> None:
-    """Binds and lets go: the system says what is wrong with an address, gRPC only prints it."""
+    """Binds and releases it: the system says what is wrong with an address, gRPC only prints it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

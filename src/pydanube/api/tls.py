@@ -1,4 +1,4 @@
-"""TLS on the native door: certificate and key from files, and the certificates that clients must have, if any."""
+"""TLS of the native server: certificate and key from files, and the certificates that clients must have, if any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEYS = "stream.tls."
 
 
 def server_context(config: StreamConfig) -> ssl.SSLContext | None:
-    """None: the door is plain. Raises ConfigError, which names the file that cannot be used."""
+    """None: without TLS. Raises ConfigError, which names the file that cannot be used."""
     if config.cert_file is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

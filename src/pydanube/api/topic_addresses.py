@@ -37,7 +37,7 @@ async def locate(broker: Broker, name: TopicName) -> TopicAddress | NotServed:
         return here(broker)
     host = cluster.host_of(name)
     if host == broker.broker_id:
-        return here(broker)  # it is being opened: clients are told to try again
+        return here(broker)  # it is being opened: clients get an answer that makes them try again
     peer = cluster.peers.get(host) if host is not None else None
     if peer is not None:
         broker.telemetry.redirects["not_local", name.namespace] += 1

@@ -33,7 +33,7 @@ class Services(NamedTuple):
     timer: Timer
     cursors: Cursors
     dead_letter: Callable[[TopicName, Envelope], Awaitable[None]]
-    broker_url: Callable[[], str]  # as bound, which is known only when the doors are open
+    broker_url: Callable[[], str]  # as bound, known once the servers are open
     kept: KeptBytes
     outboxes: Budget
     may_serve: Callable[[], bool] = lambda: True  # False while the broker's lease may have run out
@@ -132,7 +132,7 @@ class BaseSubscription:
         registration.native = native
         registration.hands_over = native and hands_over
         known = identity in self._consumers
-        self._consumers[identity] = registration  # first: joining may send to it at once
+        self._consumers[identity] = registration  # first: the join itself may send to it
         try:
             self._connect(registration)
         except SubscriptionBusy:

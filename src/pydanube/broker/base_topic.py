@@ -41,7 +41,7 @@ class BaseTopic(Generic[Subscribed]):
         schema_subject: str | None,
         own_policy: Mapping[str, object] | None = None,
     ) -> None:
-        """`own_policy` is what the topic has of its own, beside its namespace's; `policy` is both together."""
+        """`own_policy` is the topic's own, without its namespace's; `policy` is both together."""
         self.name = name
         self.ownership = ownership
         self.policy = policy

@@ -50,7 +50,7 @@ log = logging.getLogger("pydanube.broker.topics")
 
 SYSTEM: Final = NamespaceName("system")
 PARTITIONS_MAX: Final = 10_000
-HOSTED_SECONDS: Final = 5.0  # how long whoever makes a topic waits until a broker has it
+HOSTED_SECONDS: Final = 5.0  # how long `create` waits until a broker serves the topic
 
 
 class SubscriptionDispatch(NamedTuple):
@@ -73,7 +73,7 @@ class Remote(Protocol):
     """The owners of other topics, as far as this broker needs them. Made by what starts the broker: see `Broker`."""
 
     async def delete(self, topic: TopicName) -> None:
-        """Removes exactly this topic. Raises NotServed while nobody has it, Unreachable."""
+        """Removes exactly this topic. Raises NotServed while no broker serves it, Unreachable."""
         ...
 
     async def append(self, topic: TopicName, message: Envelope) -> None:
@@ -98,12 +98,12 @@ class Catalog(TopicTable):
 
     def __init__(
         self,
-        rooms: BrokerContext,
+        context: BrokerContext,
         cluster: ClusterNode | None = None,
         usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage(),
         remote: Remote | None = None,
     ) -> None:
-        super().__init__(rooms, cluster, usage)
+        super().__init__(context, cluster, usage)
         self.remote = remote
 
     # --- what exists ---------------------------------------------------------------------------------
@@ -218,13 +218,13 @@ class Catalog(TopicTable):
             self._open.pop(name, None)
             try:
                 await topic.close("the topic is being deleted")
-            except DiskFull as error:  # its log needs no ending, and deleting makes room
+            except DiskFull as error:  # its log needs no ending, and deleting frees space
                 log.warning("log of a deleted topic left unfinished", extra={"topic": name, "why": str(error)})
             await topic.ownership.reassert()  # a descriptor that was given up and comes late must not outlive its topic
             await erase(self.rooms, topic.ownership, self.session)
 
     async def retention(self, name: TopicName) -> Retention:
-        """What is stored now, whoever changed it."""
+        """What is stored now, whichever broker wrote it."""
         return (await read_policy(self._metadata, name)).retention
 
     # --- namespaces ---------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class Catalog(TopicTable):
     # --- subscriptions' settings ----------------------------------------------------------------------
 
     async def set_failure_policy(self, name: TopicName, subscription: SubscriptionName, policy: FailurePolicy) -> None:
-        """Stored, also before the subscription exists, and in effect at once."""
+        """Stored, also before the subscription exists, and in effect immediately."""
         topic = await self.require(name)
         await topic.ownership.write([policy_put(name, subscription, policy)])
         await self._apply_config(topic, subscription)
@@ -310,7 +310,7 @@ class Catalog(TopicTable):
     async def change_failure_policy(
         self, name: TopicName, subscription: SubscriptionName, given: Mapping[str, object]
     ) -> tuple[FailurePolicy, FailurePolicy]:
-        """The policy before, and with the given fields, which is in effect at once. Raises ConfigError."""
+        """The policy before, and with the given fields, which is in effect immediately. Raises ConfigError."""
         topic = await self.require(name)
         async with self.lock(name):  # of two changes of different fields both count
             before = await self.get_failure_policy(name, subscription) or FailurePolicy()

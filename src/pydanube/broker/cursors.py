@@ -1,7 +1,7 @@
 """Saves cursors: often enough that little is repeated after a crash, seldom enough that the store does not notice.
 
 A subscription is written when it has 1,000 acks that are not saved, or when the oldest of them is 5 s old, but at most
-once a second; and at once when a consumer leaves or the topic closes. Many subscriptions share one transaction.
+once a second; and immediately when a consumer leaves or the topic closes. Many subscriptions share one transaction.
 What is acknowledged above the cursor takes at most 4 KiB, so that writing often stays cheap. The last write before a
 hand-over or a close takes up to 256 KiB, in transactions of at most 1 MiB: the store takes 1.5 MiB. It comes before the
 topic is released and is right without what follows it. What does not fit even then is counted and named.
@@ -89,8 +89,8 @@ class Cursors:
         # Weak: a write that ends after its subscription was closed must not keep it.
         self._saved_changes: WeakKeyDictionary[Positioned, int] = WeakKeyDictionary()
         self._cut: WeakKeyDictionary[Positioned, int] = WeakKeyDictionary()  # messages that were acknowledged, and
-        # for which the stored position has no room
-        self._told: WeakSet[Positioned] = WeakSet()  # of these, who was saved for good: there is no more room to be had
+        # that do not fit into the stored position
+        self._told: WeakSet[Positioned] = WeakSet()  # of these, those whose last save said so: no more fits
         self._something = asyncio.Event()
         self._leaving: dict[Positioned, None] = {}  # a consumer has left
         self._somebody_left = asyncio.Event()
@@ -115,7 +115,7 @@ class Cursors:
         self._told.discard(subscription)
 
     def cut(self, subscription: Positioned) -> int:
-        """How many acknowledged messages the position that was stored last has no room for."""
+        """How many acknowledged messages did not fit into the position that was stored last."""
         return self._cut.get(subscription, 0)
 
     async def run(self) -> None:
@@ -147,7 +147,7 @@ class Cursors:
     async def flush(self, subscriptions: Sequence[Positioned], *, last: bool = False) -> None:
         """Saves these now. A failure is logged: it costs repetitions after a crash, nothing else.
 
-        `last`: nobody will write them again here, so as much of them is saved as there is room for.
+        `last`: this broker does not write them again, so as much of them is saved as fits.
         """
         if last:
             await self._save_last([each for each in subscriptions if each in self._dirty or self._cut.get(each)])
@@ -170,7 +170,7 @@ class Cursors:
         for start in range(0, len(due), PER_TRANSACTION):
             async with self._writing:
                 group = []
-                # Now: whoever was removed since must not move the cursor of another of its name.
+                # Checked now: a subscription removed since must not move the cursor of a later one with its name.
                 for each in [one for one in due[start : start + PER_TRANSACTION] if one in self._dirty]:
                     group.append((each, each.saved()))
                     if group[-1][1].holes:
@@ -254,7 +254,7 @@ class Cursors:
             self._saved(each, position, last=last)
 
     async def _replace_all(self, positions: Sequence[tuple[Positioned, SavedPosition]]) -> bool:
-        """All at once, or nothing and False."""
+        """One transaction: all of them, or nothing and False."""
         compares = {each.ownership.topic: each.ownership.compare for each, _ in positions}
         known = [
             Compare(keys.cursor(each.ownership.topic, each.name), each.stored_cursor.revision)

@@ -89,7 +89,7 @@ class Dispatcher(BaseSubscription):
         self._machine = machine
         self.own_heartbeat = own_heartbeat  # what was set for it, if anything was
         self._beat_at = 0.0
-        self._missed = 0  # notifications, as heartbeats found, that no log line has told of
+        self._missed = 0  # notifications missed, as heartbeats found, since the last log line about them
         self._missed_said_at: float | None = None
         self._frozen: DanubeError | None = None
         self._notifier: asyncio.Task[None] | None = None
@@ -106,8 +106,8 @@ class Dispatcher(BaseSubscription):
         self._step(Available(self._source.log.head))
 
     async def close(self, error: DanubeError, *, save: bool = True) -> None:
-        """Streams end with `error`; the cursor is saved, unless somebody else has the topic already."""
-        self._frozen = error  # an ack that comes behind this would count nowhere
+        """Streams end with `error`; the cursor is saved, unless another broker has the topic already."""
+        self._frozen = error  # an ack behind this would be lost: refuse it
         await super().close(error)
         for task in (self._notifier, self._shipping):
             if task is not None:
@@ -155,7 +155,7 @@ class Dispatcher(BaseSubscription):
 
     @property
     def cut(self) -> int:
-        """Acknowledged messages that the stored position has no room for: who restores it delivers them again."""
+        """Acknowledged messages that did not fit into the stored position: delivered again after it is restored."""
         return self._services.cursors.cut(self)
 
     def saved(self) -> SavedPosition:
@@ -210,12 +210,12 @@ class Dispatcher(BaseSubscription):
             self._services.timer.call_at(self._beat_at, self._beat)
 
     def _beat(self, now: float) -> None:
-        """The safety net: trusts the log's head and nothing that it was told."""
+        """The safety net: compares with the log's head and relies on no notification."""
         if self._closed or now < self._beat_at or self.heartbeat.interval_ms is None:
             return  # the interval was changed, and another beat is on its way, or none
         head = self._source.log.head
         if self._machine.progress.next_unacked < self._source.retained_from:
-            self._step(LogTrimmed(self._source.retained_from))  # also while nobody is connected to ask for it
+            self._step(LogTrimmed(self._source.retained_from))  # also while no consumer is connected
         if self._machine.progress.next_unacked < head:
             standing = self._machine.standing(head)
             if beat(standing, POLLING, now).poll:
@@ -228,7 +228,7 @@ class Dispatcher(BaseSubscription):
         self._schedule_beat()
 
     def _say_missed(self, now: float) -> None:
-        """No notification told of what the heartbeat found. It should never be so, and may be so at every beat."""
+        """Logs that the heartbeat found commits without a notification: a defect, which may repeat at every beat."""
         self._missed += 1
         if self._missed_said_at is not None and now - self._missed_said_at < MISSED_SECONDS:
             return
@@ -256,7 +256,7 @@ class Dispatcher(BaseSubscription):
                 case SendRanges(consumer) | Recall(consumer):
                     if isinstance(effect, SendRanges) and log.isEnabledFor(logging.DEBUG):
                         self._say(logging.DEBUG, "consumer chosen", consumer=consumer, offsets=effect.ranges)
-                    # The outbox as it is now: whoever comes back under the same id gets his own Sends.
+                    # The outbox as it is now: a consumer that comes back under the same id gets Sends of its own.
                     self._shipper.queue(
                         effect, self._consumers[consumer].outbox if consumer in self._consumers else None
                     )

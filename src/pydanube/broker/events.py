@@ -28,12 +28,12 @@ KEPT_MAX: Final = 1_000
 KEPT_MS: Final = 30 * 24 * 3_600_000
 TRIM_EVERY: Final = 50  # of its own
 TRIM_BATCH: Final = 50
-RETRY_SECONDS: Final = 5.0
+WRITE_PAUSE_SECONDS: Final = 5.0  # after the store did not answer, or when more comes than is listed
 SENTENCE_MAX: Final = 500
 
 
 class Events:
-    """Of one broker. `run` writes what was told."""
+    """Of one broker: `run` writes what was reported to it."""
 
     def __init__(self, metadata: MetadataStore, clock: Clock, broker: BrokerId) -> None:
         self._metadata = metadata
@@ -62,7 +62,7 @@ class Events:
         self._wake.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Until cancelled."""
         written = 0
         while True:
             await self._wake.wait()
@@ -81,10 +81,10 @@ class Events:
                     now_us = self._clock.time_us()
                     sentence = f"{left_out:,} more orders and changes, which are not listed one by one"
                     self._put(now_us, Happening(time_ms=now_us // 1000, kind="more", sentence=sentence))
-                    await self._clock.sleep(RETRY_SECONDS)
+                    await self._clock.sleep(WRITE_PAUSE_SECONDS)
             except Unavailable as error:
                 log.warning("events wait for the metadata store", extra={"why": str(error)})
-                await self._clock.sleep(RETRY_SECONDS)
+                await self._clock.sleep(WRITE_PAUSE_SECONDS)
             except DanubeError as error:
                 log.warning("event not written", extra={"why": str(error)})
                 self._waiting.popleft()

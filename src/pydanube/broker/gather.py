@@ -1,7 +1,7 @@
 """Unary sends that arrive while a commit is in flight become one batch.
 
 Building an Arrow batch costs about as much for one message as for a hundred, and so does a sync. So a topic has one
-batch of gathered messages on its way at a time, and whoever comes meanwhile travels together in the next.
+batch of gathered messages in flight at a time; messages that arrive in the meantime form the next.
 """
 
 from __future__ import annotations

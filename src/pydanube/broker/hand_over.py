@@ -5,10 +5,10 @@
        └── undone ◄───┴───────────────────┴────────┴───────────┘ (cursors: best effort) └─► files removed
 
 Until the seal any failure (also a defect in this program) or a phase that takes too long undoes everything: the topic
-serves on as if nothing had been. The seal is one transaction that compares the owner key, so it happens or it does not;
+serves on as before. The seal is one transaction that compares the owner key, so it happens or it does not;
 an answer that was lost is looked up. After it the topic is not ours, whatever else fails. The publish pause is the time
-from freeze to the next owner's claim; the long upload lies before it. Whoever is refused meanwhile is told where the
-topic will be, and waits there.
+from freeze to the next owner's claim; the long upload lies before it. Clients that are refused during it are redirected
+to the next owner, and wait there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SNAPSHOTS_SECONDS: Final = 10.0
 SNAPSHOTS_AT_ONCE: Final = 4
 SEAL_SECONDS: Final = 30.0
 SEALS_AT_ONCE: Final = 16
-RETRY_SECONDS: Final = 0.2
+RELEASE_RETRY_SECONDS: Final = 0.2
 SESSIONS_BYTES_MAX: Final = 256 * 1024  # of a seal: the store takes 1.5 MiB
 
 
@@ -80,10 +80,11 @@ class Phases:
 
 
 async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases, moved_to: str = "") -> None:
-    """Takes a topic from serving to released. Raises MoveFailed, and then it serves on, or OwnershipLost: it is another
-    broker's, or nobody can say that it is not, and it must be closed.
+    """Takes a topic from serving to released.
 
-    Whoever is refused from the freeze on is sent to `moved_to`, to wait there until the topic is open.
+    Raises MoveFailed if the topic serves on here, and OwnershipLost if another broker has it or that cannot be ruled
+    out: then the caller must close it. From the freeze on clients are redirected to `moved_to`, where they wait until
+    the topic is open.
     """
     assert topic.storage is not None, "what is not in the object store cannot be handed over"
     uploader = topic.storage.uploader
@@ -113,13 +114,13 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
     except OwnershipLost:
         raise
     except Exception as error:
-        # Any error: a topic that stayed frozen would refuse everybody until this process ends.
+        # Any error: a topic that stayed frozen would refuse all clients until this process ends.
         trace = None if isinstance(error, DanubeError) else error
         why = str(error) or repr(error)
         log.error("topic not sealed", extra={"topic": topic.name, "phase": phases.name, "why": why}, exc_info=trace)
         if not (is_certain or isinstance(error, DanubeError)):
             await _make_certain(topic, clock)
-        if not topic.is_closed:  # else this broker was declared lost meanwhile
+        if not topic.is_closed:  # else this broker was declared lost in the meantime
             topic.thaw()
             if carried is not None:
                 uploader.add(carried)
@@ -130,8 +131,8 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
 
 
 class LastSnapshots:
-    """Written for readers without a broker when a topic has left: its next owner changes nothing for a while, and may
-    never come. Nobody waits for them but a broker that stops.
+    """Snapshots of topics that have left, for readers without a broker: the next owner may write none for a while, or
+    never come. Written in the background; only a broker that stops waits for them.
     """
 
     def __init__(self, metadata: MetadataStore, clock: Clock) -> None:
@@ -163,7 +164,7 @@ class LastSnapshots:
                 log.warning("snapshot not written", extra={"topic": tier.topic, "why": str(error)})
 
     async def _remove_if_late(self, tier: TopicTier) -> None:
-        """Whoever deleted the topic meanwhile may have looked for objects before ours was there."""
+        """If the topic was deleted in the meantime: the deletion may have listed objects before ours was there."""
         item = await self._metadata.get(keys.owner(tier.topic))
         owner = Owner.from_bytes(item.value) if item else None
         if owner is not None and (owner.deleted or owner.created > tier.epoch):
@@ -274,7 +275,7 @@ async def _release(
             if clock.elapsed() > until and await _still_ours(topic):
                 raise
             # Either it was released after all, and the next try finds that, or the store still does not answer.
-            await clock.sleep(RETRY_SECONDS)
+            await clock.sleep(RELEASE_RETRY_SECONDS)
 
 
 async def _still_ours(topic: AnyTopic) -> bool:
@@ -293,7 +294,7 @@ async def _make_certain(topic: AnyTopic, clock: Clock) -> None:
     while not await _still_ours(topic):
         if clock.elapsed() > until:
             raise OwnershipLost(topic.name)
-        await clock.sleep(RETRY_SECONDS)
+        await clock.sleep(RELEASE_RETRY_SECONDS)
 
 
 async def release_volatile(topic: VolatileTopic, clock: Clock, marker: bytes | None, *, forget: bool) -> None:
@@ -323,7 +324,7 @@ async def release_volatile(topic: VolatileTopic, clock: Clock, marker: bytes | N
 
 
 async def remove_released(disk: Disk, topic: AnyTopic, broker_id: BrokerId) -> None:
-    """Everything is in the object store now, unless this disk has what nobody could adopt yet, or read."""
+    """Removes the local log: all of it is in the object store, except an orphan not adopted yet, or damage."""
     name = topic.name
     if not topic.reliable or any(each.broker_id == broker_id for each in topic.orphans):
         return

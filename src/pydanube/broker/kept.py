@@ -1,7 +1,7 @@
 """What topics keep of what they read last, so that the next who reads the same place need not read or decode it again.
 
-One bound in bytes for all topics; what was used longest ago goes first, and whatever nobody used for IDLE_SECONDS goes
-in any case. The newest always stays, however large: a consumer with a window of one message would otherwise have a
+One bound in bytes for all topics; the least recently used goes first, and what was not used for KEPT_SECONDS goes in
+any case. The newest always stays, however large: a consumer with a window of one message would otherwise have a
 large batch decoded for each message of it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydanube.broker.timer import Timer
 from pydanube.ports import Clock
 
-IDLE_SECONDS: Final = 10.0
+KEPT_SECONDS: Final = 10.0
 
 
 class KeptBytes:
@@ -50,7 +50,7 @@ class KeptBytes:
             self._drop(next(iter(self._items)))
         if not self._is_watched:
             self._is_watched = True
-            self._timer.call_at(now + IDLE_SECONDS, self._sweep)
+            self._timer.call_at(now + KEPT_SECONDS, self._sweep)
 
     def forget(self, owner: Hashable) -> None:
         """Everything that this topic keeps: under its own name, and in pairs that begin with it."""
@@ -65,8 +65,8 @@ class KeptBytes:
     def _sweep(self, now: float) -> None:
         while self._items:
             key, (_, _, used) = next(iter(self._items.items()))  # those used longest ago come first
-            if used + IDLE_SECONDS > now:
-                self._timer.call_at(used + IDLE_SECONDS, self._sweep)
+            if used + KEPT_SECONDS > now:
+                self._timer.call_at(used + KEPT_SECONDS, self._sweep)
                 return
             self._drop(key)
         self._is_watched = False

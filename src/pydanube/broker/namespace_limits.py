@@ -1,11 +1,11 @@
 """Limits of namespaces: set by an operator while brokers run, and in force on topics that are open.
 
-    set ─► /namespaces/{ns}/policy ─► this broker's open topics at once
+    set ─► /namespaces/{ns}/policy ─► this broker's open topics, immediately
                   │
                   └── watch ─► every other broker's open topics
 
-Whoever is connected stays, whatever the limits are now: they decide about who comes next, and about rates and sizes
-from the next message on. A topic's own policy still wins over its namespace's.
+Connected clients stay, whatever the limits are now: they apply to the next client, and to rates and sizes from the next
+message on. A topic's own policy still wins over its namespace's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pydanube.ports import Clock, Compare, Put
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 1.0
-RETRY_SECONDS_MAX: Final = 30.0
+POLICY_WATCH_RETRY_SECONDS: Final = 1.0  # doubled with every failure
+POLICY_WATCH_RETRY_SECONDS_MAX: Final = 30.0
 # A topic that was being opened while its namespace's limits changed may have missed it.
 LOOK_AGAIN_SECONDS: Final = 60.0
 
@@ -83,9 +83,10 @@ class NamespaceLimits:
             except (DanubeError, ValueError, TypeError) as error:  # what the store holds may be no policy
                 failures += 1
                 log.warning("limits of namespaces may be old", extra={"why": str(error), "failures": failures})
-                await self._clock.sleep(min(RETRY_SECONDS * 2.0 ** min(failures, 10), RETRY_SECONDS_MAX))
-            if self._clock.elapsed() - begun < RETRY_SECONDS:
-                await self._clock.sleep(RETRY_SECONDS)  # a watch that ends at once must not become a busy loop
+                pause = min(POLICY_WATCH_RETRY_SECONDS * 2.0 ** min(failures, 10), POLICY_WATCH_RETRY_SECONDS_MAX)
+                await self._clock.sleep(pause)
+            if self._clock.elapsed() - begun < POLICY_WATCH_RETRY_SECONDS:
+                await self._clock.sleep(POLICY_WATCH_RETRY_SECONDS)  # no busy loop over a watch that ends immediately
 
     async def _watch(self, after: int) -> None:
         try:

@@ -1,6 +1,6 @@
 """Looks at this broker every few seconds: what is wrong (core/cluster/conditions.py), and how late subscriptions are.
 
-In short steps, off the path of messages. What a look finds is there for whoever asks, and as metrics. The age of the
+In short steps, off the path of messages. What it finds is kept for status requests, and as metrics. The age of the
 oldest message that was not acknowledged is that of the batch it is in: a look reads at most LOOKUPS_MAX of them, those
 that have waited longest for it, and none twice for the same place.
 """
@@ -36,7 +36,7 @@ from pydanube.telemetry import ClusterNow, DiskSpace, Histogram
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 10.0
+OBSERVE_SECONDS: Final = 10.0
 LOOKUPS_MAX: Final = 64  # in one look
 STEP: Final = 64  # subscriptions, about a millisecond
 ORPHANS_MAX: Final = 50  # topics that are named
@@ -96,7 +96,7 @@ class Observer:
                 log.warning("broker not looked at", extra={"why": str(error)})
             except Exception:
                 log.exception("broker not looked at")  # a bug here is no reason to know nothing from now on
-            await self._broker.clock.sleep(LOOK_SECONDS)
+            await self._broker.clock.sleep(OBSERVE_SECONDS)
 
     async def look(self) -> None:
         clock = self._broker.clock
@@ -329,7 +329,7 @@ async def appended_at(topic: Topic, offset: int) -> int | None:
     """When the message at `offset` came, or the next one, in microseconds since 1970. None: not known.
 
     From memory or the log. Of what only the object store has it is when the last message of its object came, at the
-    latest: nobody waits for a store here.
+    latest: this never waits for the object store.
     """
     try:
         batches = await topic.log.read(offset, bytes_max=1)

@@ -1,8 +1,8 @@
 """What is on its way to one consumer's stream, and the consumer's registration.
 
 The dispatch machine bounds what an outbox can hold: a window, or the consumer's permits. So putting never waits, and
-one slow consumer delays nobody. A window counts messages, so what gRPC streams have not sent is bounded in bytes
-besides: each outbox by CONSUMER_BYTES_MAX and all together by the `Budget`. An empty one takes a message in any case.
+one slow consumer delays no other. A window counts messages, so what gRPC streams have not sent is bounded in bytes
+too: each outbox by CONSUMER_BYTES_MAX and all together by the `Budget`. An empty one takes a message in any case.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Outbox(Generic[Item]):
         return dropped
 
     def end(self, error: DanubeError | None = None) -> None:
-        """Nothing more comes. What is queued is dropped: whoever ended it has it sent again."""
+        """Nothing more comes. What is queued is dropped: the caller has it sent again."""
         if not self._is_over:
             self._is_over = True
             self.ended = error

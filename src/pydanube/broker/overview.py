@@ -1,8 +1,8 @@
-"""What any broker can say about any topic: from the metadata store and the cluster's view, whoever serves it.
+"""What any broker can say about any topic: from the metadata store and the cluster's view, whichever broker serves it.
 
     active       a broker serves it
     moving       it is on its way from one broker to another
-    unassigned   nobody serves it: it is new, its broker was lost or is away, or it could not be opened
+    unassigned   no broker serves it: it is new, its broker was lost or is away, or it could not be opened
 
 What only its owner knows (the head, the phase of a move) is added by the owner.
 """
@@ -31,7 +31,7 @@ UNASSIGNED: Final = "unassigned"
 
 
 class Described(NamedTuple):
-    """A topic as it is written down. `broker` has it, or had it last; None: nobody has."""
+    """A topic as the metadata store has it. `broker` serves it, or was the last to; None: no broker does."""
 
     topic: TopicName
     delivery: Delivery

@@ -59,7 +59,7 @@ class Claimable(NamedTuple):
         return self.owner.created if self.owner and not self.owner.deleted else self.epoch
 
     def since(self, broker_id: int, start: int) -> tuple[int, int]:
-        """From this epoch and offset on, this broker has had the topic and nobody else, when it has claimed it."""
+        """The epoch and offset from which on this broker alone has owned the topic, once it has claimed it."""
         owner = self.owner
         if owner is not None and not owner.deleted and owner.broker_id == broker_id:
             return owner.since, owner.since_offset
@@ -180,10 +180,10 @@ class Ownership:
         reserve_end: int | None = None,
         on_lost: Callable[[Ownership], None] = lambda ownership: None,
     ) -> Ownership:
-        """Takes the topic if nobody else did since `seen`, and `compares` hold; raises Conflict otherwise.
+        """Takes the topic if its owner key is still as `seen`, and `compares` hold; raises Conflict otherwise.
 
-        `unproven_from`: this broker's own log ends somewhere from there on, nobody knows where: the rest is void.
-        `reserve_end`: the first offsets are reserved, too, for somebody waits to publish.
+        `unproven_from`: this broker's own log ends at an unknown offset from there on; the rest is void.
+        `reserve_end`: reserves the first offsets in the same transaction, because a producer waits to publish.
         """
         since, since_offset = seen.since(broker_id, start)
         owner = Owner(
@@ -204,7 +204,7 @@ class Ownership:
             operations.append(Delete(keys.assignment(BrokerId(seen.owner.broker_id), topic)))
         if seen.leaves is not None:
             operations.append(Put(keys.orphan(topic, seen.leaves.start), seen.leaves.to_bytes()))
-            # An offset has one place. Whoever adopts the orphan finds out again what of it is void.
+            # An offset has one place. Adopting the orphan finds out again which of its offsets are void.
             operations += [Delete(keys.void(topic, first)) for first in seen.enclosed]
         if reserve_end is not None:
             operations.append(Put(keys.reserve(topic), reserve_to_bytes(reserve_end)))
@@ -239,10 +239,10 @@ class Ownership:
         compares: Sequence[Compare] = (),
         also: Sequence[Put | Delete] = (),
     ) -> None:
-        """Seals and lets go, as one transaction: afterwards nobody owns the topic, and the next owner knows all.
+        """Seals and releases in one transaction: then the topic has no owner, and the seal tells the next one all.
 
         What is to be written `also` is part of it. An answer that was lost is looked up, so that this either returns,
-        or raises and the topic is still ours (OwnershipLost: somebody else's). Conflict if `compares` do not hold.
+        or raises and the topic is still ours (OwnershipLost: another broker's). Conflict if `compares` do not hold.
         """
         released = Owner(
             epoch=self.epoch,
@@ -267,7 +267,7 @@ class Ownership:
             raise Conflict(compares[0].key if compares else keys.owner(self.topic))
 
     async def _was_released(self) -> bool:
-        """Whether an earlier try, whose answer was lost, released the topic. Somebody may have claimed it since."""
+        """Whether an earlier try whose answer was lost released the topic. Another broker may have claimed it since."""
         item = await self._metadata.get(keys.owner(self.topic))
         sealed = await self._metadata.get(keys.seal(self.topic))
         if item is None or sealed is None:
@@ -278,7 +278,7 @@ class Ownership:
     async def reassert(self) -> bool:
         """Writes the owner key anew, as it is, so that no write of ours whose answer was lost can happen any more.
 
-        False if the topic was released meanwhile. Raises OwnershipLost if somebody else has it.
+        False if the topic was released in the meantime. Raises OwnershipLost if another broker has it.
         """
         revision = await self._transact([], [Put(keys.owner(self.topic), self._value)])
         if revision is not None:

@@ -25,7 +25,7 @@ from pydanube.ports import Clock, Delete, Item, MetadataStore, Put
 
 PRODUCER_SILENT_SECONDS: Final = 30.0  # clients poll every 5 s; one that does not is gone
 CONSUMER_SILENT_SECONDS: Final = 3600.0
-OPERATIONS_MAX: Final = 100  # per transaction; the store allows 128
+OPERATIONS_PER_WRITE: Final = 100  # per transaction; the store allows 128
 LEASE_OVER: Final = "this broker's lease was not renewed in time, so another may have it"
 
 
@@ -47,13 +47,13 @@ async def forget_silent(
 ) -> None:
     """Forgets consumers that have not been heard of for so long that they will not come back under their old id."""
     for name, subscription in list(subscriptions.items()):
-        silent = [each for each in subscription.consumers if is_silent(each, now)][:OPERATIONS_MAX]
+        silent = [each for each in subscription.consumers if is_silent(each, now)][:OPERATIONS_PER_WRITE]
         if silent:
             await ownership.write([Delete(keys.consumer(topic, name, each.consumer_id)) for each in silent])
             for each in silent:
                 if is_silent(each, now):
                     subscription.forget(each.consumer_id)
-                else:  # its stream came back meanwhile
+                else:  # its stream came back in the meantime
                     await ownership.write([consumer_put(topic, name, each.consumer_id, each.name, each.key_filters)])
 
 
@@ -115,7 +115,7 @@ class TopicProducers:
         return self._producers.get(identity)
 
     def remove(self, identity: ProducerId, registered: ProducerRegistration | None) -> None:
-        """It has left; unless somebody took its name since."""
+        """It has left; unless another producer took its name since."""
         if registered is not None and self._producers.get(identity) is registered:
             del self._producers[identity]
 
@@ -236,7 +236,7 @@ def consumer_put(
 
 
 async def read_policy(metadata: MetadataStore, topic: TopicName) -> TopicPolicy:
-    """What holds for the topic now, whoever changed it: its own, else its namespace's."""
+    """What holds for the topic now, whichever broker wrote it: its own, else its namespace's."""
     own = await metadata.get(keys.topic_policy(topic))
     shared = await metadata.get(keys.namespace_policy(topic.namespace))
     return effective(json.loads(own.value) if own else None, json.loads(shared.value) if shared else None)
@@ -281,7 +281,7 @@ async def remove_below(
     doomed = [Delete(item.key) for prefix in prefixes for item in await metadata.list(prefix)]
     spared = {operation.key for operation in also}
     operations: list[Put | Delete] = [each for each in doomed if each.key not in spared]
-    while len(operations) > OPERATIONS_MAX:
-        await ownership.write(operations[:OPERATIONS_MAX])
-        operations = operations[OPERATIONS_MAX:]
+    while len(operations) > OPERATIONS_PER_WRITE:
+        await ownership.write(operations[:OPERATIONS_PER_WRITE])
+        operations = operations[OPERATIONS_PER_WRITE:]
     await ownership.write([*operations, *also])

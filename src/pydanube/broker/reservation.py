@@ -15,7 +15,7 @@ from pydanube.ports import Clock, Compare, Put
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 0.2
+EXTEND_RETRY_SECONDS: Final = 0.2
 
 
 class Reservation:
@@ -24,12 +24,12 @@ class Reservation:
     `need` is called with every publish and never waits; the log holds back what lies beyond until the store has
     confirmed more. A store that does not answer is asked again: publishes wait, nothing is lost.
 
-        extend: lock ─► store the larger end ─► confirmed ─► the log may give out more ─► unlock
-        rest:   lock ─► the log gives out nothing beyond its head ─► group in flight decided ─► store the head ─► unlock
+        extend:  lock ─► store the larger end ─► confirmed ─► the log may give out more ─► unlock
+        release: lock ─► the log gives out nothing beyond its head ─► group in flight decided ─► store it ─► unlock
 
     Invariant, at every await: the log's reserved end is not above `confirmed_end`, nor is that above what the store has
     (or the log's head is its reserved end, and it gives out nothing). So the log's end grows after the store's and
-    shrinks before it, and from the first of the two to the second nobody else changes either: `_storing` is held.
+    shrinks before it; `_storing` is held from the first of the two to the second, so neither changes in between.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Reservation:
         self._allow(max(self.confirmed_end, topic_log.head))
 
     def need(self, rows: int) -> None:
-        """So many more offsets are about to be asked for."""
+        """A publish is about to use so many more offsets."""
         topic_log = self._log
         self._needed_end = max(self._needed_end, topic_log.head) + rows
         end = topic_log.reserved_end or 0
@@ -68,10 +68,10 @@ class Reservation:
                         await self._store(end)
                         self._allow(end)
                 except OwnershipLost:
-                    return  # `Ownership` has told whoever closes the topic here
+                    return  # `Ownership` has reported it, and the topic is closed
                 except Unavailable as error:
                     log.warning("reservation delayed", extra={"topic": self._ownership.topic, "why": str(error)})
-                    await self._clock.sleep(RETRY_SECONDS)
+                    await self._clock.sleep(EXTEND_RETRY_SECONDS)
         finally:
             self._extending = None
 
@@ -80,8 +80,8 @@ class Reservation:
         self._log.reserve(end)
 
     async def _store(self, end: int) -> None:
-        """Replaces the stored value, and no other than the one we know: a write of ours whose answer was lost may come
-        late, and must not put an older end behind a newer one. Only with `_storing`.
+        """Replaces the stored value, and only if it is the one known here: a write of ours whose answer was lost may
+        come late, and must not replace a newer end by an older one. Only with `_storing`.
         """
         key = keys.reserve(self._ownership.topic)
         self.confirmed_end = min(self.confirmed_end, end)  # it may be done and not answered
@@ -121,9 +121,9 @@ class Reservation:
             self._extending.cancel()
             await asyncio.gather(self._extending, return_exceptions=True)
 
-    async def rest(self) -> None:
-        """The topic is idle: the reservation ends at the head. Whoever publishes meanwhile waits a moment; if somebody
-        waits already, it is not idle.
+    async def release_reservation(self) -> None:
+        """The topic is idle: the reservation ends at the head. A publish during this waits for it; if one waits
+        already, the topic is not idle and nothing happens.
         """
         if self._is_wanted():
             return

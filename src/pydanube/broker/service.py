@@ -104,7 +104,7 @@ class Broker:
         self._tasks: list[asyncio.Task[None]] = []
         self._not_handed_over: int | None = None  # how many topics; None: not tried yet
         self._set_urls()
-        # Set by `_start`, before anybody else has the broker.
+        # Set by `_start`, before the broker is handed out.
         self.cloud: Cloud | None = None
         self.cluster: ClusterNode | None = None
         self.broker_id: BrokerId
@@ -153,7 +153,7 @@ class Broker:
             stores.home(),
             upload_work,
             reading_work,
-            stores.pace.aim,
+            stores.pace.set_target_rate,
             MachineUsage(Path(config.data_dir)).read,
             functools.partial(_room, Path(config.data_dir)),
             lambda: stores.members,
@@ -377,9 +377,7 @@ class Broker:
         )
 
     def listens(self, *, client_addr: str, admin_addr: str, metrics_addr: str, stream_addr: str) -> None:
-        """The servers are open: the broker knows itself by its addresses as bound, and clients are told these, unless
-        the configuration says otherwise.
-        """
+        """The servers are open: the broker advertises its addresses as bound, or those of the configuration."""
         bound = replace(
             self.config.broker,
             client_addr=client_addr,
@@ -438,7 +436,7 @@ class Broker:
         return self.cloud
 
     async def stop(self) -> None:
-        """Refuses new work, finishes commits, saves cursors, lets go of everything."""
+        """Refuses new work, finishes commits, saves cursors, releases everything."""
         if self.cluster is not None:
             await self.hand_over()
         await self.topics.close_all("the broker is shutting down")
@@ -470,7 +468,7 @@ class Broker:
         not be sealed then stays as it is.
         """
         if self.cluster is not None and self._not_handed_over is None:
-            await self.cluster.retire()  # nobody gives us topics any more
+            await self.cluster.retire()  # the leader assigns it no more topics
             seconds = self.config.cluster.shutdown_seconds_for(len(self.topics.loaded))
             self._not_handed_over = left = await self.topics.hand_over_all(seconds)
             if left:

@@ -2,7 +2,7 @@
 
     Send, Recall, ReadKeys, DeadLetter ─► queue ─► one task: reads the topic ─► outbox, machine, dead-letter topic
 
-Only here anything waits, and never for a consumer: what an outbox has no room for is parked until it has.
+The only part that waits, and never for a consumer: what does not fit into an outbox is parked until it does.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Shipper:
         self._step = step
         self._wake = wake
         self._work: deque[tuple[Work, AnyOutbox | None]] = deque()
-        self._parked: dict[AnyOutbox, deque[SendRanges]] = {}  # for consumers whose outbox has no room, in order
+        self._parked: dict[AnyOutbox, deque[SendRanges]] = {}  # for consumers whose outbox is full, in order
         self._has_work = asyncio.Event()
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -157,7 +157,7 @@ class Shipper:
                 while not self._services.may_serve():
                     await self._services.clock.sleep(FENCED_SECONDS)
                 if not self._work:
-                    break  # a seek took everything back meanwhile
+                    break  # a seek took everything back in the meantime
                 effect, outbox = self._work.popleft()
                 match effect:
                     case SendRanges():
@@ -215,7 +215,7 @@ class Shipper:
             self._hold_back(outbox)
 
     def _unpark(self, outbox: AnyOutbox) -> None:
-        """The consumer took something: what waited for room goes first."""
+        """The consumer took something: what was parked goes first."""
         sends = self._parked.pop(outbox, ())
         self._work.extendleft((send, outbox) for send in reversed(sends))
         self._has_work.set()
@@ -238,7 +238,7 @@ class Shipper:
             self._metrics.redeliveries.inc(rows)
 
     async def _send_batches(self, send: SendRanges, registration: ConsumerRegistration, outbox: BatchOutbox) -> None:
-        """Stored batches as they are; which offsets are meant is said beside them. Stops when the bytes are used up."""
+        """Stored batches as they are; each with the offsets that are meant. Stops when the bytes are used up."""
         size_max = send.size_max_bytes or 0
         size_bytes = rows = 0
         unsent: list[OffsetRange] = []

@@ -1,6 +1,6 @@
 """Chooses the stores of a real broker: metadata in SQLite or etcd, history in a directory or a cloud.
 
-Beside `service.py` the only place that knows adapters.
+With `service.py` the only place that knows adapters.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 STAMP: Final = "danube-store.json"
 METADATA: Final = "metadata.sqlite"
 ETCD: Final = "etcd"
-RETRY_SECONDS: Final = 1.0
+CLUSTER_ID_RETRY_SECONDS: Final = 1.0
 
 
 def check_places(config: Config) -> Iterator[str]:
-    """What would keep a broker from opening its directories and stores, in sentences. Asks nobody, makes nothing."""
+    """What would keep a broker from opening its directories and stores, in sentences. No store is called."""
     yield from _check_directory("--data-dir", Path(config.data_dir))
     try:
         place = parse_url("storage.url", config.objects_url)
@@ -89,7 +89,7 @@ class Stores:
         return f"{socket.gethostname()}:{place.resolve()}:{place.stat().st_ino}"
 
     async def open_metadata(self) -> MetadataStore:
-        """SQLite for a broker that is alone. In a cluster etcd: one that is there, or a member beside this broker."""
+        """SQLite for a broker that is alone. In a cluster etcd: a given one, or a member that this broker runs."""
         return await (self._open_etcd() if self._config.mode == "cluster" else self._open_sqlite())
 
     async def _open_etcd(self) -> MetadataStore:
@@ -196,7 +196,7 @@ class Stores:
                 if str(error) != said:
                     log.warning("waiting for the metadata store", extra={"why": str(error)})
                 said = str(error)
-                await self._clock.sleep(RETRY_SECONDS)
+                await self._clock.sleep(CLUSTER_ID_RETRY_SECONDS)
 
     async def close(self) -> None:
         for close in reversed(self._closing):

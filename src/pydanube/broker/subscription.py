@@ -91,7 +91,7 @@ class Subscription(Dispatcher):
         return registration.outbox
 
     def grant(self, consumer: ConsumerId, permits: Permits) -> None:
-        """A native consumer has room for so much more."""
+        """A native consumer granted these permits, on top of those it has."""
         self._step(Granted(consumer, permits))
 
     # --- what clients and administrators say --------------------------------------------------------
@@ -146,7 +146,7 @@ class Subscription(Dispatcher):
             self._step(Returned(consumer, ranges, taken))
 
     def still_held(self, consumer: ConsumerId, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """What of these is on its way to the consumer still: not acknowledged meanwhile, say."""
+        """Those of these that are still in flight to the consumer: not acknowledged in the meantime, for example."""
         in_flight = self._machine.in_flight
         return [
             (piece.first, piece.end)
@@ -156,15 +156,15 @@ class Subscription(Dispatcher):
         ]
 
     def is_wanted(self, consumer: ConsumerId, delivered: DeliveredMessage) -> bool:
-        """It may have been answered while it was on its way to the wire, by somebody who had it from another owner too:
-        nobody is to see that.
+        """False if it was acknowledged while on its way to the wire, by a consumer that had it from an earlier owner
+        too: it must not be sent.
         """
         return bool(self.still_held(consumer, [(delivered.offset, delivered.offset + 1)]))
 
     def _check_serving(self) -> None:
         if self._frozen is not None:
             raise self._frozen
-        if not self._services.may_serve():  # what is acknowledged here may count nowhere
+        if not self._services.may_serve():  # an ack that is taken here might be lost
             raise NotServed(self._source.name, LEASE_OVER)
 
     def _settle(self, event: AckReceived | NackReceived, seeks: int | None) -> None:
@@ -190,14 +190,15 @@ class Subscription(Dispatcher):
     async def move_to(self, offset: int) -> int:
         """As `seek`, and stored when it returns: how often it was moved now. Raises what keeps it from being stored.
 
-        First its number is: consumers may hold acks of earlier deliveries, and bring them to whoever owns the topic
-        then. If only the number is stored, such acks are void and their messages come again; nothing else happens.
+        The number of the seek is stored first: consumers may hold acks of earlier deliveries, and bring them to the
+        next owner of the topic. If only the number is stored, such acks are void and their messages come again;
+        nothing else happens.
         """
         async with self._moving:
             self._check_serving()
             number = Put(keys.seeks(self._source.name, self.name), str(self.seeks + 1).encode())
             await self._source.ownership.write([number])
-            self._check_serving()  # a move of the topic has perhaps stored the last cursor meanwhile
+            self._check_serving()  # a move of the topic may have stored the last cursor in the meantime
             self.seek(offset)
             moved = self.seeks
             await self.save()
@@ -221,11 +222,11 @@ class Subscription(Dispatcher):
                 self._step(Granted(consumer, Permits(rows, size_bytes)))
 
     def change(self, *, policy: FailurePolicy | None = None, limits: DispatchLimits | None = None) -> None:
-        """Takes effect at once, also for what is in flight."""
+        """Takes effect immediately, also for what is in flight."""
         self._step(PolicyChanged(policy, limits))
 
     def change_rate(self, rate: TokenBucket | None) -> None:
-        """None: no limit. Takes effect at once."""
+        """None: no limit. Takes effect immediately."""
         self._step(PolicyChanged(rate=rate or False))
 
     def change_heartbeat(self, heartbeat: Heartbeat, *, own: Heartbeat | None = None) -> None:

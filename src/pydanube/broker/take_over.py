@@ -2,8 +2,8 @@
 
     look ─► old files go ─► log recovered ─► claim ─► history and sessions ─► subscriptions ─► it serves
 
-Nothing before the claim is seen by anybody else, and everything behind it rests on it. What fails is closed again, and
-the next try begins with another look.
+Nothing before the claim has an effect outside this broker, and everything after it depends on it. A failure closes what
+was opened, and the next try begins with another look.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Take(Enum):
     """Whose topic a claim may take."""
 
     OWN = "own"  # what the store says is this broker's, and nothing else
-    NOBODYS = "nobody's"  # what was let go, or never had an owner
-    ANYBODYS = "anybody's"  # also what another broker owns: it was declared dead, or there is none
+    UNOWNED = "unowned"  # what was released, or never had an owner
+    ANY = "any"  # also what another broker owns: it was declared dead, or there is none
 
 
 class DeletionCutOff(Exception):
@@ -79,14 +79,14 @@ class DeletionCutOff(Exception):
 class Opener:
     """Opens topics. It does not know which are open: one of a name at a time is up to the caller."""
 
-    def __init__(self, rooms: BrokerContext, on_lost: Callable[[Ownership], None]) -> None:
-        """`on_lost` is told of an ownership that another broker has: see `Ownership`."""
-        self._rooms = rooms
+    def __init__(self, context: BrokerContext, on_lost: Callable[[Ownership], None]) -> None:
+        """`on_lost` is called with an ownership that another broker has taken: see `Ownership`."""
+        self._context = context
         self._on_lost = on_lost
-        self._metadata = rooms.metadata
+        self._metadata = context.metadata
         self._preparing: set[asyncio.Task[None]] = set()
         # Epoch and session of every claim of this process since the topic was last open here: whether a claim was made
-        # or not, and even if it comes late, nobody was given an offset of it.
+        # or not, and even if it comes late, no offset of it was given out.
         self._unused: dict[TopicName, set[tuple[int, int]]] = {}
 
     async def open(
@@ -97,18 +97,18 @@ class Opener:
         marker_revision: int | None = None,
         *,
         session: int | None = None,
-        take: Take = Take.ANYBODYS,
+        take: Take = Take.ANY,
         is_awaited: Callable[[], bool] = lambda: False,
     ) -> AnyTopic:
         """Claims the topic and opens it. Raises Conflict if owner or marker is not what it was, if the topic is not
         one to `take`, or if this broker's `session` is another by the time of the claim; TopicUnknown; DeletionCutOff.
         """
-        # At once: clients wait for a topic that moves, and each of these is a way to a majority and back.
+        # Concurrently: clients wait for a topic that moves, and each of these is a round trip to a majority.
         try:
             below, shared, seen = await asyncio.gather(
                 self._metadata.list(keys.below_topic(name)),
                 self._metadata.get(keys.namespace_policy(name.namespace)),
-                look(self._metadata, name, self._rooms.broker_id),
+                look(self._metadata, name, self._context.broker_id),
             )
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidObject(f"what the metadata store holds of {name}", str(error)) from error
@@ -122,21 +122,21 @@ class Opener:
         schema_subject = json.loads(subject.value) if subject else None
         if (owner_revision is not None and seen.revision != owner_revision) or not self._may_take(seen.owner, take):
             raise Conflict(keys.owner(name))
-        # The marker said before this was read that nobody owns the topic, and only an owner changes it; if one came or
-        # comes before us, our claim is refused, for the marker is gone. So it need not be read again afterwards. Of a
-        # lost owner that cannot be said.
+        # The marker said before this was read that the topic has no owner, and only an owner changes what was read; a
+        # claim that came or comes before ours deletes the marker, so that ours is refused. So this need not be read
+        # again after the claim. It must be if the owner was lost: it may still be writing.
         is_stable = marker_revision is not None and (seen.owner is None or seen.sealed is not None)
         if kind is None:
             behind = max(seen.covered_end, seen.reserved_end or 0)  # nothing is given out any more
             ownership = await self._own(name, seen, behind, cluster, session, marker_revision)
             if await self._metadata.get(keys.delivery(name)) is not None:
-                raise Conflict(keys.delivery(name))  # it was deleted and made anew while we looked
+                raise Conflict(keys.delivery(name))  # it was deleted and created anew while this looked
             raise DeletionCutOff(ownership)
         await self.remove_older(name, seen, seen.epoch - 1)
         topic: AnyTopic
         if Delivery(json.loads(kind.value)) is Delivery.NON_RELIABLE:
             ownership = await self._own(name, seen, 0, cluster, session, marker_revision)
-            services, telemetry = self._rooms.services, self._rooms.telemetry
+            services, telemetry = self._context.services, self._context.telemetry
             topic = VolatileTopic(
                 name, ownership, self._metadata, services, telemetry, policy, schema_subject, own_policy
             )
@@ -155,7 +155,7 @@ class Opener:
             )
         try:
             await topic.open(below if is_stable else None)
-        except BaseException:  # also if who asked has left: the next try opens everything anew
+        except BaseException:  # also if the caller has left: the next try opens everything anew
             await topic.close("it could not be opened", owned=False)
             raise
         self._unused.pop(name, None)
@@ -175,33 +175,33 @@ class Opener:
         is_stable: bool,
         is_awaited: Callable[[], bool],
     ) -> Topic:
-        rooms = self._rooms
+        context = self._context
         topic_log = await self._open_log(name, seen)
         try:
             unproven_from = topic_log.recovered.head if topic_log.sessions.adopts_unknown else None
-            if seen.owner is None or seen.owner.broker_id != rooms.broker_id or seen.sealed:
+            if seen.owner is None or seen.owner.broker_id != context.broker_id or seen.sealed:
                 unproven_from = None
             head, reserved = topic_log.head, (seen.reserved_end, seen.reserve_revision)
             more = first_reservation(head, seen.reserved_end or 0) if is_awaited() else None
             ownership = await self._own(name, seen, head, cluster, session, marker_revision, unproven_from, more)
-            if more is not None:  # somebody is about to publish
+            if more is not None:  # a producer is about to publish
                 reserved = more, ownership.revision
                 self._prepare(topic_log)
             storage = await self._storage(name, ownership, seen.items if is_stable else None)
         except BaseException:
             await topic_log.close()
             raise
-        reservation = Reservation(ownership, topic_log, rooms.services.clock, *reserved)
+        reservation = Reservation(ownership, topic_log, context.services.clock, *reserved)
         topic = Topic(
             name,
             topic_log,
             ownership,
             reservation,
             self._metadata,
-            rooms.services,
-            rooms.telemetry,
+            context.services,
+            context.telemetry,
             policy,
-            rooms.defaults,
+            context.defaults,
             schema_subject,
             storage,
             [*seen.orphans, *([seen.leaves] if seen.leaves else [])],
@@ -218,8 +218,9 @@ class Opener:
 
     @staticmethod
     def _complete(sessions: Sessions, in_objects: Sessions, seen: Claimable) -> None:
-        """What the log knows of producers may be behind: what others uploaded, or adopted beside the seal, is in the
-        store; what a lost owner took is an orphan, and as long as there is one nobody knows how far producers are.
+        """Completes the producer sessions that the log knows: what other owners uploaded, or adopted next to the seal,
+        is in the store; what a lost owner accepted is an orphan, and while there is one a producer's last sequence is
+        not known.
         """
         sessions.learn(in_objects)
         if seen.orphans or seen.leaves:
@@ -232,10 +233,10 @@ class Opener:
         task.add_done_callback(self._preparing.discard)
 
     async def _storage(self, name: TopicName, ownership: Ownership, known: Sequence[Item] | None) -> Storage | None:
-        cloud = self._rooms.cloud
+        cloud = self._context.cloud
         if cloud is None:
             return None
-        clock = self._rooms.services.clock
+        clock = self._context.services.clock
         tier = TopicTier(
             name,
             ownership.epoch,
@@ -245,7 +246,7 @@ class Opener:
             ownership.write_if,
             self._metadata,
             cloud.config,
-            self._rooms.telemetry.wal,
+            self._context.telemetry.wal,
         )
         await tier.load(known)
         return Storage(tier, TopicUploads(tier), cloud.reader, cloud.uploader)
@@ -255,10 +256,10 @@ class Opener:
         handed_over: HandedOver | None = None
         if sealed is not None:
             handed_over = HandedOver(Sessions.from_bytes(b64decode(sealed.sessions)), sealed.append_time)
-        elif seen.owner is not None and not seen.owner.deleted and seen.owner.broker_id != self._rooms.broker_id:
+        elif seen.owner is not None and not seen.owner.deleted and seen.owner.broker_id != self._context.broker_id:
             handed_over = HandedOver(Sessions(adopts_unknown=True))
         try:
-            return await self._rooms.wal.topic(
+            return await self._context.wal.topic(
                 name,
                 epoch=seen.epoch,
                 start_offset=start.offset,
@@ -271,7 +272,7 @@ class Opener:
                 raise
             # Beyond everything that may have been given out: a gap, but no offset twice.
             log.error("log continues behind a gap", extra={"topic": name, "why": str(error), "start_offset": beyond})
-            return await self._rooms.wal.topic(name, epoch=seen.epoch, start_offset=beyond, adopts_unknown=True)
+            return await self._context.wal.topic(name, epoch=seen.epoch, start_offset=beyond, adopts_unknown=True)
 
     async def _own(
         self,
@@ -286,9 +287,9 @@ class Opener:
     ) -> Ownership:
         # The registration that is compared is the one of the session that is written, and of no other.
         compares = [] if cluster is None else [cluster.registered]
-        session = self._rooms.session if cluster is None else cluster.session
+        session = self._context.session if cluster is None else cluster.session
         if expected_session is not None and session != expected_session:
-            raise Conflict(keys.registration(self._rooms.broker_id))
+            raise Conflict(keys.registration(self._context.broker_id))
         if marker_revision is not None:
             compares.append(Compare(keys.unassigned(name), marker_revision))
         self._unused.setdefault(name, set()).add((seen.epoch, session))
@@ -296,7 +297,7 @@ class Opener:
             self._metadata,
             name,
             seen,
-            broker_id=self._rooms.broker_id,
+            broker_id=self._context.broker_id,
             session=session,
             start=start,
             compares=compares,
@@ -306,41 +307,41 @@ class Opener:
         )
 
     def _may_take(self, owner: Owner | None, take: Take) -> bool:
-        is_nobodys = owner is None or owner.released or owner.deleted
+        is_unowned = owner is None or owner.released or owner.deleted
         if take is Take.OWN:
-            return owner is not None and not is_nobodys and owner.broker_id == self._rooms.broker_id
-        return is_nobodys or take is Take.ANYBODYS
+            return owner is not None and not is_unowned and owner.broker_id == self._context.broker_id
+        return is_unowned or take is Take.ANY
 
     def _settled(self, name: TopicName, seen: Claimable) -> Claimable:
         """If this process owns the topic by a claim that came to nothing, it has given out nothing: it begins where
         that claim says, whatever was reserved.
         """
         owner = seen.owner
-        if owner is None or owner.released or owner.deleted or owner.broker_id != self._rooms.broker_id:
+        if owner is None or owner.released or owner.deleted or owner.broker_id != self._context.broker_id:
             return seen
         if (owner.epoch, owner.session) not in self._unused.get(name, ()):
             return seen
         return seen._replace(start=LogStart(max(owner.start_offset, seen.covered_end), 0))
 
     async def remove_older(self, name: TopicName, seen: Claimable, last: int) -> bool:
-        """What an earlier topic of this name left here (its deletion may have found us away, or ended half-way), and of
-        the epochs up to `last` what is in the store since somebody else had the topic: it is read as it is there now.
+        """Removes what an earlier topic of this name left here (its deletion may have missed this broker, or ended
+        half-way), and of the epochs up to `last` what other owners have stored since: reads use the store's copy.
 
-        False: nobody can say that now, and everything stays.
+        False: that cannot be decided now, and everything stays.
         """
-        rooms = self._rooms
-        if rooms.wal.is_open(name):  # it is still being closed
+        context = self._context
+        if context.wal.is_open(name):  # it is still being closed
             raise LogClosed(name)
         if seen.owner is not None and seen.owner.deleted:
-            await remove_files(rooms.disk, name)
+            await remove_files(context.disk, name)
             return True
-        await remove_epochs(rooms.disk, name, seen.created - 1)
-        last = min(last, seen.since(rooms.broker_id, 0)[0] - 1)  # what comes later is the log
-        if rooms.cloud is None or not any(epoch <= last for epoch in await epochs_with_logs(rooms.disk, name)):
+        await remove_epochs(context.disk, name, seen.created - 1)
+        last = min(last, seen.since(context.broker_id, 0)[0] - 1)  # what comes later is the log
+        if context.cloud is None or not any(epoch <= last for epoch in await epochs_with_logs(context.disk, name)):
             return True
-        cloud = rooms.cloud
+        cloud = context.cloud
         tier = TopicTier(
-            name, seen.epoch, cloud.store, rooms.services.clock, cloud.work, _not_ours, self._metadata, cloud.config
+            name, seen.epoch, cloud.store, context.services.clock, cloud.work, _not_ours, self._metadata, cloud.config
         )
         await tier.load(seen.items)
         try:
@@ -350,13 +351,13 @@ class Opener:
             why = str(error) or "the object store does not answer in time"
             log.warning("files of lost epochs stay", extra={"topic": name, "why": why})
             return False
-        closed = await rooms.wal.lost_log(name, last)
+        closed = await context.wal.lost_log(name, last)
         first_offset = tier.history.first_offset
         await remove_redundant(
-            rooms.disk, name, closed, last, first_offset=first_offset, objects=objects, voids=seen.voids
+            context.disk, name, closed, last, first_offset=first_offset, objects=objects, voids=seen.voids
         )
         return True
 
 
 async def _not_ours(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
-    raise AssertionError("nobody writes before the claim")
+    raise AssertionError("nothing is written before the claim")

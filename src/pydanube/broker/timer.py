@@ -1,7 +1,7 @@
 """One timer for all subscriptions: heartbeats and wake-ups.
 
-Whoever wants to be called registers a time; the timer sleeps until the earliest. Heartbeats are aligned to multiples of
-their interval, so a thousand idle subscriptions cost one wake-up per interval, not a thousand.
+Callers register a time at which to be called; the timer sleeps until the earliest. Heartbeats are aligned to multiples
+of their interval, so a thousand idle subscriptions cost one wake-up per interval, not a thousand.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Timer:
             self._earlier.set_result(None)
 
     def next_beat(self, interval_seconds: float) -> float:
-        """The next multiple of the interval: everybody with one interval beats together."""
+        """The next multiple of the interval: all with the same interval beat together."""
         now = self._clock.elapsed()
         beats = math.floor(now / interval_seconds) + 1
         at = beats * interval_seconds
@@ -54,7 +54,7 @@ class Timer:
                 due.append(heappop(self._heap)[2])
             for number, function in enumerate(due, 1):
                 try:
-                    function(now)  # may ask to be called again at once: that is for the next round
+                    function(now)  # may ask to be called again immediately: that is for the next round
                 except Exception:
                     log.exception("timer call failed")
                 if number % TURN_CALLS == 0:

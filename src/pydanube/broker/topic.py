@@ -131,7 +131,7 @@ class Topic(TopicReader):
     async def close(self, why: str, *, moved_to: str = "", owned: bool = True) -> None:
         """Refuses new work, finishes commits, saves cursors, ends streams so that clients look the topic up again.
 
-        Not `owned`: it was sealed, or somebody else has it. Then nothing is written to the metadata store.
+        Not `owned`: it was sealed, or another broker has it. Then nothing is written to the metadata store.
         """
         closing = NotServed(self.name, why, moved_to)
         await self._close_subscriptions(closing, save=owned)
@@ -141,7 +141,7 @@ class Topic(TopicReader):
         try:
             await self.log.close()
         except DanubeError as error:
-            failure = error  # no room, say: whoever opens the log next recovers it. Clients must be told all the same.
+            failure = error  # a full disk, say: the next open recovers the log. Streams must be ended all the same.
         if owned and failure is None:
             try:
                 await self._reservation.shrink()
@@ -159,14 +159,14 @@ class Topic(TopicReader):
     def freeze(self, why: str, moved_to: str = "") -> None:
         """Refuses publishes and acks and sends nothing more; what is being committed is finished.
 
-        `moved_to` is who is about to have the topic: whoever is refused may wait there.
+        `moved_to` is the next owner: clients that are refused may wait there.
         """
         self._closing = NotServed(self.name, why, moved_to)
         for subscription in self.subscriptions.values():
             subscription.freeze(self._closing)
 
     def thaw(self) -> None:
-        """Undoes `freeze`. Nothing, if it was closed meanwhile."""
+        """Undoes `freeze`. Does nothing if the topic was closed in the meantime."""
         if self.is_closed:
             return
         self._closing = None
@@ -179,23 +179,23 @@ class Topic(TopicReader):
 
     @property
     def has_doubt(self) -> bool:
-        """Whether a crash now would leave offsets of which nobody else can tell what they hold."""
+        """Whether a crash now would leave offsets whose content no other broker can know."""
         return self._reservation.has_doubt
 
     @property
     def confirmed_end(self) -> int:
         """The store's reservation ends here or beyond, whatever was not answered: every offset that is given out lies
-        below it. For whoever checks that.
+        below it. For checkers.
         """
         return self._reservation.confirmed_end
 
-    async def rest(self) -> None:
+    async def release_reservation(self) -> None:
         """Nothing was published for a while: if everything is in the object store, nothing stays reserved."""
         if self._closing is None and (self.storage is None or self.storage.uploads.waiting(self.log) is None):
-            await self._reservation.rest()
+            await self._reservation.release_reservation()
 
     def adopted(self, orphans: Sequence[Orphan], *, rescued: Ranges, voided: Ranges) -> None:
-        """Offsets of a lost owner have their place now: these can be read, those were never used."""
+        """The orphans are resolved: the `rescued` offsets can be read, the `voided` ones never held a message."""
         assert self.storage is not None
         self.orphans = list(orphans)
         self._count_orphans()
@@ -204,7 +204,7 @@ class Topic(TopicReader):
             subscription.reveal(rescued, voided)
 
     async def forget_own(self, orphan: Orphan, damaged: Sequence[tuple[int, int]] = ()) -> None:
-        """What this disk has of the orphan goes: it is elsewhere now, or void.
+        """Removes what this disk has of the orphan: it is in the store now, or void.
 
         An orphan may reach over several epochs of its broker. They go as a whole, so all below it must be stored.
         """
@@ -219,7 +219,7 @@ class Topic(TopicReader):
         await self.log.forget_lost(orphan.epoch, orphan.start, damaged)
 
     async def discard_orphan(self, start: int) -> Orphan | None:
-        """Gives up what a lost owner may have written from `start` on: it will never hold a message.
+        """Gives up what a lost owner may have written from `start` on: these offsets become void.
 
         Only on an operator's word: what the lost broker acknowledged there is gone. None: there is no such orphan.
         """
@@ -227,14 +227,14 @@ class Topic(TopicReader):
         if carried is None:
             self._check_open()
             return None
-        async with carried.working:  # nobody adopts it meanwhile
+        async with carried.working:  # so that it is not adopted in the meantime
             orphan = next((each for each in self.orphans if each.start == start), None)
             if orphan is None:
                 return None
             await carried.tier.refresh_if_stale()
             why = f"discarded by an operator; broker {orphan.broker_id} may have had messages there"
             others = [Delete(keys.orphan(self.name, start)), Delete(keys.rescue(self.name, orphan.epoch))]
-            async with self.log.between_groups():  # before: nobody may get a receipt for what will be void
+            async with self.log.between_groups():  # before: no producer may get a receipt for what will be void
                 self.log.sessions.forget([(start, orphan.end)])
             await carried.tier.apply(HistoryChange(voids=[Void(start, orphan.end, why)], others=others, appears=True))
             left = [each for each in self.orphans if each is not orphan]
@@ -254,7 +254,7 @@ class Topic(TopicReader):
 
     async def quiet(self) -> None:
         """Returns when nothing is being committed any more. Only after `freeze`: otherwise more may come."""
-        async with self._changing:  # a subscription that is being made is made
+        async with self._changing:  # a subscription that is being created is complete
             pass
         await self.log.quiet()
         while self._gatherer.busy:  # its next batch is submitted when the last one is decided
@@ -418,7 +418,7 @@ class Topic(TopicReader):
         self.subscriptions[stored.name] = subscription
         subscription.start()
         if self._closing is not None:
-            subscription.freeze(self._closing)  # the topic is about to leave, and froze the others meanwhile
+            subscription.freeze(self._closing)  # the topic is about to leave, and froze the others in the meantime
         return subscription
 
     def _machine(

@@ -168,13 +168,13 @@ class TopicReader(BaseTopic[Subscription]):
         if offset < self.retained_from:  # what lies below may still be on the disk
             raise OffsetOutOfRange(self.name, offset, self.first_offset, self.head)
         if (orphan := self.orphan_at(offset)) is not None:
-            # This disk may have it. Nobody knows yet what of it was sent again, and is not to be seen.
+            # This disk may have it. Which of it producers sent again, and must stay hidden, is not known yet.
             raise OffsetOutOfRange(self.name, offset, orphan.end, self.head)
         if self.orphans and (elsewhere := await self._in_the_store(offset, bytes_max)) is not None:
             return elsewhere
         try:
             found = self._without_orphans(await self.log.read(offset, bytes_max=bytes_max))
-            if offset in self._cloud_ends:  # where somebody had read to the end of what the cloud tier has
+            if offset in self._cloud_ends:  # where a reader had come to the end of what the cloud tier has
                 self._cloud_ends.discard(offset)
                 self._telemetry.wal.handoffs.inc()
             return found
@@ -192,7 +192,7 @@ class TopicReader(BaseTopic[Subscription]):
                 raise OffsetOutOfRange(self.name, offset, given_up, self.head) from None
             described = await self.storage.tier.next_after(offset)
             following = error.first if described is None else min(error.first, described)
-            # What a lost owner may have is no gap: whoever steps over this one must not step over that too.
+            # What a lost owner may have is no gap: a reader that skips this gap must not skip that too.
             following = min([following, *(each.start for each in self.orphans if each.start > offset)])
             raise OffsetOutOfRange(self.name, offset, following, self.head) from None
 
@@ -257,7 +257,7 @@ class TopicReader(BaseTopic[Subscription]):
             try:
                 in_log = await self.log.offset_at(time_us, tier.history.first_offset)
                 in_cloud = await reader.offset_at(tier, time_us, held)
-            except (OffsetOutOfRange, LogDamaged):  # freed meanwhile, or damaged: the cloud tier may have it all
+            except (OffsetOutOfRange, LogDamaged):  # freed in the meantime, or damaged: the cloud tier may have it all
                 in_cloud = await reader.offset_at(tier, time_us)
                 if in_cloud is not None:
                     return in_cloud

@@ -44,7 +44,7 @@ log = logging.getLogger("pydanube.broker.topics")
 
 SWEEP_SECONDS: Final = 3.0  # how often to look for topics that are open here and another broker's
 ARRIVAL_SECONDS: Final = 2.0  # how long a request waits for a topic that is on its way here
-ARRIVAL_LOOK_SECONDS: Final = 0.05
+ARRIVAL_POLL_SECONDS: Final = 0.05
 
 
 class _Owned(Collection[TopicName]):
@@ -68,29 +68,29 @@ class TopicTable:
 
     def __init__(
         self,
-        rooms: BrokerContext,
+        context: BrokerContext,
         cluster: ClusterNode | None = None,
         usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage(),
     ) -> None:
-        clock = rooms.services.clock
-        self.rooms = rooms
-        self._metadata = rooms.metadata
+        clock = context.services.clock
+        self.rooms = context
+        self._metadata = context.metadata
         self._cluster = cluster
-        self._opener = Opener(rooms, self._ownership_lost)
+        self._opener = Opener(context, self._ownership_lost)
         self._open: dict[TopicName, AnyTopic] = {}
         self._opening: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()  # held or waited for
         self._closing: str = ""
         self._arrived = asyncio.Event()  # set, and replaced, whenever a topic was claimed and is open
-        self._losses = 0  # how often everything was lost: what was begun before counts for nothing
+        self._losses = 0  # how often all topics were lost: a claim that began before such a loss is undone
         self._doubting: dict[AnyTopic, asyncio.Task[None]] = {}  # open, and perhaps another broker's
         self._doubted: dict[AnyTopic, None] = {}  # of them, those of which the store did not say whose they are
         self._awaited: Counter[TopicName] = Counter()  # topics on their way, and how many requests wait for each
-        self._snapshots = LastSnapshots(rooms.metadata, clock)
-        self._meter = LoadMeter(rooms.broker_id, clock, usage)
-        self._homecoming = Homecoming(rooms.broker_id, self._open, rooms.metadata, rooms.disk)
+        self._snapshots = LastSnapshots(context.metadata, clock)
+        self._meter = LoadMeter(context.broker_id, clock, usage)
+        self._homecoming = Homecoming(context.broker_id, self._open, context.metadata, context.disk)
         self.leaving: set[TopicName] = set()  # being moved away
         self.unopened: dict[TopicName, str] = {}  # topics that could not be opened at the start, and why
-        self.moves = MoveLog(clock, rooms.telemetry)
+        self.moves = MoveLog(clock, context.telemetry)
         self.directory = TopicDirectory(cluster, self.unopened) if cluster is not None else None
 
     # --- finding -------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class TopicTable:
     async def require(self, name: TopicName) -> AnyTopic:
         """The topic, loaded if it exists. Raises TopicUnknown.
 
-        Who asks for one that is on its way here waits for it: a client that follows a topic is here before it is.
+        A request for one that is on its way here waits for it: a client that follows a move arrives before the topic.
         """
         topic = self._open.get(name) or await self._arrival(name)
         if topic is not None:
@@ -127,7 +127,7 @@ class TopicTable:
         try:
             while self.directory.expects(name) and clock.elapsed() < until:
                 with contextlib.suppress(TimeoutError):  # to look whether it is still expected
-                    async with asyncio.timeout(ARRIVAL_LOOK_SECONDS):
+                    async with asyncio.timeout(ARRIVAL_POLL_SECONDS):
                         await self._arrived.wait()
                 if (topic := self._open.get(name)) is not None:
                     return topic
@@ -137,7 +137,7 @@ class TopicTable:
             self._awaited += Counter()  # forgets those at zero
 
     def find_consumer(self, consumer: ConsumerId) -> tuple[AnyTopic, AnySubscription] | None:
-        """Who has this consumer registered, connected or not."""
+        """The subscription where this consumer is registered, connected or not."""
         for topic in self._open.values():
             for subscription in topic.subscriptions.values():
                 if subscription.knows(consumer):
@@ -153,7 +153,7 @@ class TopicTable:
         """Opens these. One that cannot be opened is reported and the others are served.
 
         In a cluster these are what was this broker's in its `session`: the rest of them is not claimed once it was
-        declared dead, and what somebody else has by now never is.
+        declared dead, and what another broker has by now never is.
         """
         results = await gather_bounded([lambda name=name: self._load(name, session) for name in names])
         for name, result in zip(names, results, strict=True):
@@ -161,7 +161,7 @@ class TopicTable:
                 # It is another broker's; or if it is ours, it is claimed again like any other that we do not serve.
                 log.warning("topic not claimed", extra={"topic": name, "why": str(result)})
             elif isinstance(result, TopicUnknown):
-                log.info("topic is gone", extra={"topic": name})  # deleted meanwhile, or its deletion was finished
+                log.info("topic is gone", extra={"topic": name})  # deleted, or its deletion was finished
             elif isinstance(result, DanubeError):
                 self.unopened[name] = str(result)
                 log.error("topic not opened", extra={"topic": name, "why": str(result)})
@@ -173,7 +173,7 @@ class TopicTable:
             topic = self._open.get(name)
             if topic is None:
                 # Alone, everything is ours. In a cluster, what another broker has is given by its leader or not at all.
-                take = Take.ANYBODYS if self.directory is None else Take.OWN
+                take = Take.ANY if self.directory is None else Take.OWN
                 topic = await self._take(name, session=session, take=take)
             return topic
 
@@ -199,7 +199,7 @@ class TopicTable:
         """Opens a topic that the cluster assigned to this broker: see `TopicHost`."""
         if self.directory is not None and self.directory.is_stopping:
             raise NotServed(topic, "this broker is shutting down")
-        from_anybody = owner_revision is not None or marker.reason == BROKER_LOST
+        from_any_owner = owner_revision is not None or marker.reason == BROKER_LOST
         session = self.session
         async with self.lock(topic):
             if topic in self._open:
@@ -209,7 +209,7 @@ class TopicTable:
                 owner_revision,
                 marker_revision,
                 session=session,
-                take=Take.ANYBODYS if from_anybody else Take.NOBODYS,
+                take=Take.ANY if from_any_owner else Take.UNOWNED,
             )
             self._arrived.set()
             self._arrived = asyncio.Event()
@@ -297,7 +297,7 @@ class TopicTable:
             else:
                 await seal(topic, clock, marker.to_bytes(), phases, moved_to)
         except OwnershipLost:
-            # If it is nobody's, or ours all the same, it is claimed again like any topic that nobody serves.
+            # If it has no owner, or is ours all the same, it is claimed again like any topic that is not served.
             self._open.pop(topic.name, None)
             await self._close_lost(topic)
             raise
@@ -315,13 +315,13 @@ class TopicTable:
 
     async def lost_log(self, name: TopicName) -> TopicLog | ClosedLog:
         """What this disk has of a topic, whether it is open here or not. Raises LogClosed while it is being closed."""
-        async with self.lock(name):  # nobody opens it while its files are looked through
+        async with self.lock(name):  # so that it is not opened while its files are read
             topic = self._open.get(name)
             return topic.log if topic is not None and topic.reliable else await self.rooms.wal.lost_log(name)
 
     async def forget_epochs(self, name: TopicName, last: int) -> bool:
         """Removes what this disk has of a topic up to this epoch, as far as the store has it. False: not yet, for it is
-        open or about to be, or nobody can say what the store has.
+        open or about to be, or what the store has cannot be read.
         """
         async with self.lock(name):
             if name in self._open:
@@ -352,7 +352,7 @@ class TopicTable:
     async def sweep(self) -> None:
         """Closes topics that are open here and that the store gives to another broker, until cancelled.
 
-        The first write that is refused finds such a topic at once; this finds those about which nothing is written.
+        The first write that is refused finds such a topic; this finds those about which nothing is written.
         """
         clock = self.rooms.services.clock
         before: set[TopicName] = set()
@@ -375,7 +375,7 @@ class TopicTable:
     def _doubt(self, topic: AnyTopic) -> None:
         """The topic may be another broker's: looks, and closes it here if it is. Never waits.
 
-        Whoever learned it may be one of the topic's own tasks, or hold its lock: so a task of its own does it.
+        The caller may be one of the topic's own tasks, or hold its lock: so a task of its own closes the topic.
         """
         if self._open.get(topic.name) is topic and topic not in self._doubting:
             task = asyncio.create_task(self._close_if_lost(topic), name=f"is {topic.name} ours")

@@ -41,6 +41,6 @@ async def rest_idle_topics(topics: TopicTable) -> NoReturn:
                 heads[topic.name] = topic.head
                 if before.get(topic.name) == topic.head and topic.name not in topics.leaving:
                     try:
-                        await topic.rest()
+                        await topic.release_reservation()
                     except DanubeError as error:
                         log.warning("reservation not shrunk", extra={"topic": topic.name, "why": str(error)})

@@ -1,8 +1,8 @@
-"""A non-reliable topic: at most once, in memory, to whoever is there.
+"""A non-reliable topic: at most once, in memory, to the consumers that are connected.
 
-Nothing is kept. Each consumer has a bounded queue; a slow one loses its own messages and delays nobody. Registrations
+Nothing is kept. Each consumer has a bounded queue; a slow one loses its own messages and delays no other. Registrations
 of consumers are stored all the same, so that a client may come back with its old id after a restart. A move to another
-broker removes them: whoever is there subscribes anew.
+broker removes them: connected consumers subscribe anew.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pydanube.telemetry import SubscriptionMetrics, Telemetry
 log = logging.getLogger(__name__)
 
 QUEUE_MAX: Final = 1_000  # messages that wait for one consumer
-IDLE_SECONDS: Final = 60.0  # a subscription without consumers is removed after this
+UNUSED_SECONDS: Final = 60.0  # a subscription without consumers is removed after this
 IDLE_CHECK_SECONDS: Final = 30.0
 LEAVING_MAX: Final = 100  # keys that go with a move, in the transaction that releases the topic
 
@@ -141,10 +141,10 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
 
     @contextlib.asynccontextmanager
     async def leaving(self) -> AsyncIterator[list[Delete]]:
-        """What is to be removed as the topic is released to another broker; until it is, nobody subscribes.
+        """What is to be removed as the topic is released to another broker; until it is, no consumer can subscribe.
 
         Subscriptions go with their consumers, whole ones, as many as one transaction takes. What is left is forgotten
-        by the next owner, as any subscription that nobody uses.
+        by the next owner, as any unused subscription.
         """
         async with self._changing:
             items = await self._metadata.list(keys.subscriptions(self.name))
@@ -205,7 +205,7 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
         idle = [
             each.name
             for each in self.subscriptions.values()
-            if not each.connected and now - each.idle_since >= IDLE_SECONDS
+            if not each.connected and now - each.idle_since >= UNUSED_SECONDS
         ]
         if idle and self._closing is None and self._removing is None:
             self._removing = asyncio.create_task(self._remove_idle(idle), name=f"idle {self.name}")

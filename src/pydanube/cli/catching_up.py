@@ -6,7 +6,7 @@
         catch_up.shown(message.topic, message.offset)
     catch_up.is_over                             False: silence ended it before
 
-What comes later is not waited for: producers may go on for ever.
+What comes later is not waited for: producers may go on without end.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class CatchingUp:
                 return None
 
     async def _ask(self) -> bool:
-        """Whether everything that was there when it began is done, or kept by this consumer as it was told."""
+        """Whether everything that was there when it began is done, or kept by this consumer as its options say."""
         found = await self._progress()
         self._asked_at = time.monotonic()
         for part, head in self._heads.items():

@@ -58,7 +58,7 @@ class Book:
 
 
 class Chosen(NamedTuple):
-    """What `danube` itself was told, before the command."""
+    """The options of `danube` itself, before the command."""
 
     name: str | None = None
     is_typed: bool = False  # and not a variable
@@ -98,7 +98,7 @@ def load() -> Book:
 
 
 def save(book: Book) -> None:
-    """At once and whole: a command that reads meanwhile sees the old file or the new one."""
+    """Atomically: a command that reads at the same time sees the old file or the new one."""
     home = directory()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = {

@@ -41,7 +41,7 @@ def starts_broker(argv: Sequence[str]) -> bool:
     if name == BROKER_PROGRAM:
         return True
     if name not in PROGRAMS and not program.endswith(MODULE):
-        return False  # somebody imports the command: its signals are not ours
+        return False  # the command was imported: its signals are not ours
     for word in words:
         if word == WITH_VALUE:
             next(words, None)

@@ -6,8 +6,8 @@ danube admin brokers maintenance 4711 --command 'ssh b2 reboot' --wait     and w
 
     drain ─► no topic is left ─► the work ─► it is registered (again) ─► activate ─► it is active
 
-Whatever ends it early leaves the broker drained, which is safe, and says so with the command that activates it: nobody
-but an operator ends what an operator ordered.
+Whatever ends it early leaves the broker drained, which is safe, and says so with the command that activates it: only
+an operator ends what an operator ordered.
 """
 
 from __future__ import annotations

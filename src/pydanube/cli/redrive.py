@@ -137,7 +137,7 @@ def redrive(
 async def _redrive(
     url: str, topic: str, selection: Selection, to: str | None, dry_run: bool, limit: int | None
 ) -> Outcome:
-    """Whatever ends it, Ctrl-C too: what was sent is told to the log of events."""
+    """Whatever ends it, Ctrl-C too: what was sent is recorded in the log of events."""
     from pydanube.admin.redrive import redrive
     from pydanube.cli.native import connected
 

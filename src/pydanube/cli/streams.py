@@ -1,7 +1,7 @@
 """Standard output and standard error of a command whose reader may leave early, as `head` does.
 
     with guarded():         a write that meets a closed pipe is dropped, and so is everything after it
-        ends_with_reader()  said by a command that prints for ever or very much: it ends there instead (`ReaderLeft`)
+        ends_with_reader()  said by a command that prints without end or very much: it ends there instead (`ReaderLeft`)
 
 A command that orders something carries it out, and its exit code is what it would be with a reader.
 """
@@ -50,7 +50,7 @@ class Guarded:
                 self._leave()
 
     def _leave(self) -> None:
-        """What is still in buffers goes nowhere, or the interpreter's last flush would complain."""
+        """Discards what is still in buffers, or the interpreter's last flush would fail."""
         self._is_left = True
         with contextlib.suppress(OSError, ValueError):  # one in memory has no descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)

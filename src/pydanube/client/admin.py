@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from pydanube.client.brokers import Brokers
-from pydanube.client.connection import Link
+from pydanube.client.connection import BrokerConnection
 from pydanube.client.messages import (
     OFFSET,
     Lag,
@@ -97,25 +97,27 @@ class NativeAdmin:
         asked = command.WhichOneof("kind") or "a request"
 
         async def attempt() -> frames.Frame:
-            return await self._ask(await self._link(topic), topic, command, kind)
+            return await self._ask(await self._connection(topic), topic, command, kind)
 
         seconds = self.timeout if timeout is None else timeout
-        return await self._brokers.patiently(f"{asked} {topic or ''}".strip(), seconds, attempt)
+        return await self._brokers.retry_until(f"{asked} {topic or ''}".strip(), seconds, attempt)
 
-    async def _link(self, topic: str | None) -> Link:
+    async def _connection(self, topic: str | None) -> BrokerConnection:
         if topic is None:
             return await self._brokers.any()
         return await self._brokers.owner_or_any(topic)
 
-    async def _ask(self, link: Link, topic: str | None, command: pb.Command, kind: str) -> frames.Frame:
-        """A broker that could not answer, or to which we were sent in vain, is not the first to be asked again."""
+    async def _ask(
+        self, connection: BrokerConnection, topic: str | None, command: pb.Command, kind: str
+    ) -> frames.Frame:
+        """A broker that could not answer, or to which a stale route led, is not the first to be asked again."""
         try:
-            return await link.request(command, kind)
+            return await connection.request(command, kind)
         except Unavailable as error:
             if topic is None:
-                self._brokers.disappointed(link.url)
+                self._brokers.deprioritize(connection.url)
             elif isinstance(error, NotServed):
-                self._brokers.misled(link)
+                self._brokers.bad_route(connection)
             raise
 
     async def call_once(self, topic: str, command: pb.Command, timeout: float | None, done: type[Refused]) -> None:
@@ -124,9 +126,9 @@ class NativeAdmin:
 
         async def attempt() -> None:
             nonlocal lost
-            link = await self._link(topic)
+            connection = await self._connection(topic)
             try:
-                await self._ask(link, topic, command, "done")
+                await self._ask(connection, topic, command, "done")
             except Unreachable:
                 lost = True
                 raise
@@ -135,7 +137,7 @@ class NativeAdmin:
                     raise
 
         seconds = self.timeout if timeout is None else timeout
-        await self._brokers.patiently(f"{command.WhichOneof('kind')} {topic}", seconds, attempt)
+        await self._brokers.retry_until(f"{command.WhichOneof('kind')} {topic}", seconds, attempt)
 
     # --- topics -------------------------------------------------------------------------------------
 
@@ -192,8 +194,8 @@ class NativeAdmin:
 
     async def swap_objects(self, topic: str, old: Sequence[str], new: Descriptor) -> None:
         request = pb.SwapObjects(topic=TopicName(topic), old=old, descriptor=new.to_bytes())
-        link = await self._link(topic)
-        await link.request(pb.Command(swap_objects=request), "done")
+        connection = await self._connection(topic)
+        await connection.request(pb.Command(swap_objects=request), "done")
 
     async def flush_log(self, topic: str, timeout: float | None) -> LogFlushed:
         request = pb.FlushLog(topic=TopicName(topic))
@@ -203,14 +205,14 @@ class NativeAdmin:
 
     async def note_order(self, request: pb.NoteOrder, timeout: float | None) -> bool:
         async def attempt() -> bool:
-            link = await self._link(None)
-            if not link.welcome.result().notes_orders:
+            connection = await self._connection(None)
+            if not connection.welcome.result().notes_orders:
                 return False
-            await self._ask(link, None, pb.Command(note_order=request), "done")
+            await self._ask(connection, None, pb.Command(note_order=request), "done")
             return True
 
         seconds = self.timeout if timeout is None else timeout
-        return await self._brokers.patiently(f"note {request.order} {request.topic}", seconds, attempt)
+        return await self._brokers.retry_until(f"note {request.order} {request.topic}", seconds, attempt)
 
     async def list_topics(self, namespace: str | None, timeout: float | None) -> list[str]:
         found: list[str] = []

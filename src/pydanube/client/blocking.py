@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from pydanube.client import admin, client, consumer, messages, producer
-from pydanube.client.brokers import OnConnection, Token, within
+from pydanube.client.brokers import OnConnection, Token, with_deadline
 from pydanube.client.messages import (
     BatchView,
     Lag,
@@ -39,7 +39,7 @@ from pydanube.client.messages import (
     Statistics,
     TopicInfo,
 )
-from pydanube.client.partition_producer import ProducerLane
+from pydanube.client.partition_producer import PartitionProducer
 from pydanube.client.producer import Payload, Prepared
 from pydanube.client.thread import LoopThread
 from pydanube.client.working import Handled, stopped_by_sigterm
@@ -265,7 +265,7 @@ class Producer:
         if self.buffered_bytes >= self._producer.buffer_bytes:
             raise BufferFull(self.topic, self._producer.buffer_bytes)
         future: Future[Receipt] = Future()
-        future.set_running_or_notify_cancel()  # it is on its way: nobody can take it back
+        future.set_running_or_notify_cancel()  # it is in flight and cannot be taken back
         self._thread.soon(self._take_soon, message, future)
         with self._counting:
             self._handed_bytes += message[-1]
@@ -287,7 +287,7 @@ class Producer:
         return self._producer.buffered_bytes + self._handed_bytes
 
     def _take(
-        self, lane: ProducerLane, payload: bytes, key: str | None, attributes: Mapping[str, str] | None, size: int
+        self, lane: PartitionProducer, payload: bytes, key: str | None, attributes: Mapping[str, str] | None, size: int
     ) -> None:
         try:
             self._producer.take(lane, payload, key, attributes, size)
@@ -371,7 +371,7 @@ class MessageBatch(BatchView):
 
 
 def _check_nack(delay: float | None, reason: str) -> None:
-    """Raises what the loop's thread would have nobody to tell."""
+    """Raises in the caller's thread what the loop's thread could not report."""
     if delay is not None:
         round(delay * 1000)
     reason.encode()
@@ -448,7 +448,7 @@ class Consumer:
         """Gives every message to `handler`, in `concurrency` threads, until the consumer is stopped.
 
         As `pydanube.Consumer.run`: acknowledges what returns, nacks what raises. `stop()` from a handler or another
-        thread, SIGTERM (in the main thread, unless somebody else handles it) and Ctrl-C end it in order.
+        thread, SIGTERM (in the main thread, unless another handler is installed) and Ctrl-C end it in order.
 
         >>> with pydanube.blocking.connect(url) as client:
         ...     with client.consumer("/default/numbers", subscription="threads", start="earliest") as consumer:
@@ -483,7 +483,7 @@ class Consumer:
         self._current.clear()
 
     async def _fill(self) -> bool:
-        """Returns when `_current` has messages, for whoever is first; False: there will be no more."""
+        """Returns when `_current` has messages; the first of concurrent callers fills it. False: no more will come."""
         async with self._filling:
             if not self._current:
                 delivery = await self._consumer.next_delivery(self._current)
@@ -494,7 +494,7 @@ class Consumer:
 
     async def _receive(self, timeout: float | None) -> Message:
         seconds = self._consumer.timeout if timeout is None else timeout
-        return await within(f"receiving from {self.topic}", seconds, self._next())
+        return await with_deadline(f"receiving from {self.topic}", seconds, self._next())
 
     async def _next(self) -> Message:
         while await self._fill():

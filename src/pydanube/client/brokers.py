@@ -1,12 +1,12 @@
-"""The brokers an application knows: links to them, where topics are, and patience.
+"""The brokers an application knows: connections to them, routes of topics, and retries.
 
-    Brokers.any()          a link to some broker: one that is open, else the first that answers
-    Brokers.owner(topic)   a link to the broker that serves the topic, by lookup
-    patiently(...)         tries again what time may heal, until the deadline
+    Brokers.any()          a connection to some broker: one that is open, else the first that answers
+    Brokers.owner(topic)   a connection to the broker that serves the topic, by lookup
+    retry_until(...)       retries a call that time may help, until the deadline
 
 Addresses are those the application gave and those that lookups named since; all of them are tried, in random order, so
 one broker that is away never stops a client that knows another. Neither does one that answers and cannot help, such as
-a broker that is cut off from the others: whoever let us down last is asked last.
+a broker that is cut off from the others: the one that failed most recently is asked last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from random import Random
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
-from pydanube.client.connection import Link, tls_refusal
+from pydanube.client.connection import BrokerConnection, tls_refusal
 from pydanube.client.connector import SYSTEM, Connector
 from pydanube.client.messages import Statistics
 from pydanube.errors import (
@@ -91,7 +91,7 @@ Token: TypeAlias = str | Callable[[], str]
 
 
 class RetryDelay:
-    """Waits longer each time, up to a bound, and never for the same time as everybody else."""
+    """Exponential backoff with jitter, up to a bound."""
 
     def __init__(self, dice: Random) -> None:
         self._dice = dice
@@ -108,7 +108,7 @@ class RetryDelay:
         await asyncio.sleep(self.seconds())
 
 
-async def within(what: str, seconds: float, waiting: Awaitable[T]) -> T:
+async def with_deadline(what: str, seconds: float, waiting: Awaitable[T]) -> T:
     """The result, if it comes in time."""
     try:
         async with asyncio.timeout(seconds):
@@ -118,7 +118,7 @@ async def within(what: str, seconds: float, waiting: Awaitable[T]) -> T:
 
 
 class Brokers:
-    """Links by address, at most one each; opened when needed, opened again when lost."""
+    """Connections by address, at most one each; opened when needed, opened again when lost."""
 
     def __init__(
         self,
@@ -134,10 +134,10 @@ class Brokers:
         self._known = dict.fromkeys(addresses)  # in order of appearance
         self._token = token
         self._tls = tls
-        self._links: dict[Address, Link] = {}
-        self._dialing: dict[Address, asyncio.Task[Link]] = {}
-        self._routes: dict[str, Address] = {}  # told by `Moved`: where to look first
-        self._let_down: dict[str, float] = {}  # by URL: when a broker last could not help
+        self._connections: dict[Address, BrokerConnection] = {}
+        self._dialing: dict[Address, asyncio.Task[BrokerConnection]] = {}
+        self._routes: dict[str, Address] = {}  # named by `Moved`: where to look first
+        self._failed_at: dict[str, float] = {}  # by URL: when a broker last could not help
         self._named_by: dict[str, str] = {}  # URLs: who last said that a topic is there
         self._closed = False
         self._opened = self._lost = 0
@@ -146,20 +146,20 @@ class Brokers:
     @property
     def is_connected(self) -> bool:
         """Whether a connection is open now. May be asked in any thread."""
-        return any(link.usable for link in list(self._links.values()))
+        return any(connection.usable for connection in list(self._connections.values()))
 
     def statistics(self) -> Statistics:
-        links = [link for link in self._links.values() if link.usable]
+        connections = [connection for connection in self._connections.values() if connection.usable]
         return Statistics(
-            connected=sorted(link.url for link in links),
+            connected=sorted(connection.url for connection in connections),
             connections_opened=self._opened,
             connections_lost=self._lost,
-            producers=sum(len(link.producers) for link in links),
-            consumers=sum(len(link.consumers) for link in links),
+            producers=sum(len(connection.producers) for connection in connections),
+            consumers=sum(len(connection.consumers) for connection in connections),
             last_error=str(self._last_error or ""),
         )
 
-    async def patiently(self, what: str, seconds: float, attempt: Callable[[], Awaitable[T]], silent: str = "") -> T:
+    async def retry_until(self, what: str, seconds: float, attempt: Callable[[], Awaitable[T]], silent: str = "") -> T:
         """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong
         last; `silent` is what it says if nothing did, because the first attempt is still waiting.
         """
@@ -182,65 +182,65 @@ class Brokers:
     def known(self) -> list[str]:
         return [str(address) for address in self._known]
 
-    async def any(self) -> Link:
-        """Raises Unreachable if nobody answers, or what the last one refused us with."""
+    async def any(self) -> BrokerConnection:
+        """Raises Unreachable if no broker answers, or the last refusal."""
         self._check_open()
-        usable = [link for link in self._links.values() if link.usable]
+        usable = [connection for connection in self._connections.values() if connection.usable]
         if usable:
-            best = min(usable, key=lambda link: self._let_down.get(link.url, 0.0))
+            best = min(usable, key=lambda connection: self._failed_at.get(connection.url, 0.0))
             self._look_for_better(best)
             return best
         refusal: DanubeError | None = None
         why: dict[Address, DanubeError] = {}
         for address in self.connector.dice.sample(list(self._known), len(self._known)):
             try:
-                return await self.link(address)
+                return await self.connection(address)
             except DanubeError as error:
                 refusal = refusal if error.retryable else error
                 why[address] = error
-        raise refusal or _nobody(why)
+        raise refusal or _no_answer(why)
 
-    async def owner(self, topic: str) -> tuple[Link, int]:
-        """A link to the topic's broker, and of how many partitions it is the base. Raises TopicUnknown."""
+    async def owner(self, topic: str) -> tuple[BrokerConnection, int]:
+        """A connection to the topic's broker, and of how many partitions it is the base. Raises TopicUnknown."""
         route = self._routes.pop(topic, None)
         if route is not None:
-            return await self.link(route), 0
+            return await self.connection(route), 0
         asked = await self.any()
         try:
             frame = await asked.request(pb.Command(lookup=pb.Lookup(topic=topic)), "located")
             located = frame.command.located
             is_here = located.is_local or located.partitions
-            owner = asked if is_here else await self.link(Address.parse(located.stream_url))
-        except (Unavailable, asyncio.CancelledError):  # whoever gives up has waited in vain
-            self.disappointed(asked.url)
+            owner = asked if is_here else await self.connection(Address.parse(located.stream_url))
+        except (Unavailable, asyncio.CancelledError):  # a caller that gives up had no answer either
+            self.deprioritize(asked.url)
             raise
         self._named_by[owner.url] = asked.url
         return owner, located.partitions
 
-    async def owner_or_any(self, topic: str) -> Link:
+    async def owner_or_any(self, topic: str) -> BrokerConnection:
         """As `owner`; a topic that does not exist can be created anywhere."""
         try:
             return (await self.owner(topic))[0]
         except TopicUnknown:
             return await self.any()
 
-    def misled(self, link: Link) -> None:
-        """A topic is not there. Whoever has said so may be the last to know."""
-        self.disappointed(self._named_by.get(link.url, link.url))
+    def bad_route(self, connection: BrokerConnection) -> None:
+        """The topic is not at `connection`. The broker that named it may have a stale view, so it is asked later."""
+        self.deprioritize(self._named_by.get(connection.url, connection.url))
 
-    def disappointed(self, url: str) -> None:
+    def deprioritize(self, url: str) -> None:
         """This broker could not help: others are asked first."""
-        self._let_down[url] = asyncio.get_running_loop().time()
+        self._failed_at[url] = asyncio.get_running_loop().time()
 
-    def _look_for_better(self, best: Link) -> None:
-        """Dials those who let us down longer ago than this one, or never. Nobody waits for them: they may be away."""
-        since = self._let_down.get(best.url, 0.0)
+    def _look_for_better(self, best: BrokerConnection) -> None:
+        """Dials brokers that failed longer ago than this one, or never, in the background: they may be away."""
+        since = self._failed_at.get(best.url, 0.0)
         for address in self._known:
-            if self._let_down.get(str(address), 0.0) < since:
+            if self._failed_at.get(str(address), 0.0) < since:
                 self._dialing_to(address)
 
     def knows_route(self, topic: str) -> bool:
-        """Whether somebody has said where the topic is, and it was not tried yet."""
+        """Whether a broker has named the topic's owner, and that was not tried yet."""
         return topic in self._routes
 
     def moved(self, topic: str, url: str) -> None:
@@ -251,18 +251,18 @@ class Brokers:
             except ConfigError:
                 log.warning("topic moved to an address that is none", extra={"topic": topic, "url": url})
 
-    async def link(self, address: Address) -> Link:
-        """An open link to this broker. Callers at the same time share one attempt."""
+    async def connection(self, address: Address) -> BrokerConnection:
+        """An open connection to this broker. Callers at the same time share one attempt."""
         self._check_open()
-        link = self._links.get(address)
-        if link is not None and link.usable:
-            return link
+        connection = self._connections.get(address)
+        if connection is not None and connection.usable:
+            return connection
         dialing = self._dialing_to(address)
         try:
             # A caller that gives up must not take the attempt away from the others.
             return await asyncio.shield(dialing)
         except asyncio.CancelledError:
-            if self._closed and dialing.cancelled():  # by `close`, and not the caller by somebody
+            if self._closed and dialing.cancelled():  # by `close`, and not because the caller was cancelled
                 raise ClientClosed("the client") from None
             raise
 
@@ -271,31 +271,31 @@ class Brokers:
         self._closed = True
         for dialing in list(self._dialing.values()):
             dialing.cancel()
-        links = list(self._links.values())
-        self._links.clear()
-        for link in links:
-            link.close()
-        if links:
-            await asyncio.wait([link.closed for link in links], timeout=1.0)
+        connections = list(self._connections.values())
+        self._connections.clear()
+        for connection in connections:
+            connection.close()
+        if connections:
+            await asyncio.wait([connection.closed for connection in connections], timeout=1.0)
 
-    def _dialing_to(self, address: Address) -> asyncio.Task[Link]:
+    def _dialing_to(self, address: Address) -> asyncio.Task[BrokerConnection]:
         dialing = self._dialing.get(address)
         if dialing is None:
             dialing = self._dialing[address] = asyncio.create_task(self._dial(address), name=f"dial {address}")
             dialing.add_done_callback(lambda task: self._dialed(address, task))
         return dialing
 
-    def _dialed(self, address: Address, task: asyncio.Task[Link]) -> None:
+    def _dialed(self, address: Address, task: asyncio.Task[BrokerConnection]) -> None:
         self._dialing.pop(address, None)
-        if not task.cancelled() and (error := task.exception()) is not None:  # perhaps nobody waits for it any more
-            self.disappointed(str(address))
+        if not task.cancelled() and (error := task.exception()) is not None:  # perhaps no caller waits for it any more
+            self.deprioritize(str(address))
             self._last_error = error if isinstance(error, DanubeError) else self._last_error
 
-    def _gone(self, link: Link) -> None:
+    def _gone(self, connection: BrokerConnection) -> None:
         if not self._closed:
             self._lost += 1
-            self._last_error = link.ended
-            self._tell(link.url, link.ended)
+            self._last_error = connection.ended
+            self._tell(connection.url, connection.ended)
 
     def _tell(self, url: str, error: DanubeError | None) -> None:
         if self._on_connection is not None:
@@ -304,47 +304,49 @@ class Brokers:
             except Exception:  # the application's mistake: connections live on
                 log.exception("on_connection failed", extra={"broker": url})
 
-    async def _dial(self, address: Address) -> Link:
+    async def _dial(self, address: Address) -> BrokerConnection:
         url = str(address)
         context = (self._tls or ssl.create_default_context()) if address.tls else None
-        link: Link | None = None
+        connection: BrokerConnection | None = None
         token = self._token if isinstance(self._token, str) else self._token()
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                link = await self.connector.connect(lambda: Link(url, token), address.host, address.port, context)
-                await asyncio.shield(link.welcome)
+                connection = await self.connector.connect(
+                    lambda: BrokerConnection(url, token), address.host, address.port, context
+                )
+                await asyncio.shield(connection.welcome)
         except TimeoutError:
             error = Unreachable(url, f"no answer within {DIAL_SECONDS:g} s")
-            if link is not None:  # as of HTTP servers, which wait for an empty line
+            if connection is not None:  # as of HTTP servers, which wait for an empty line
                 hint = f"somebody took the connection, and said nothing within {DIAL_SECONDS:g} s"
                 error = Unreachable(url, f"{hint}; if that is no broker's native port: {strangers.NATIVE}")
-                link.end(error)
+                connection.end(error)
             raise error from None
         except ssl.SSLError as error:
             raise tls_refusal(url, error) from error
         except OSError as error:
             raise Unreachable(url, _in_words(error)) from error
         except asyncio.CancelledError:
-            if link is not None:
-                link.end(Unreachable(url, "given up"))
+            if connection is not None:
+                connection.end(Unreachable(url, "given up"))
             raise
         if self._closed:
-            link.close()
+            connection.close()
             raise ClientClosed("the client")
         self._known.setdefault(address)
-        self._links[address] = link
+        self._connections[address] = connection
         self._opened += 1
-        link.closed.add_done_callback(lambda _: self._gone(link))
+        connection.closed.add_done_callback(lambda _: self._gone(connection))
         log.debug("connected", extra={"broker": url})
         self._tell(url, None)
-        return link
+        return connection
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClientClosed("the client")
 
 
-def _nobody(why: dict[Address, DanubeError]) -> DanubeError:
+def _no_answer(why: dict[Address, DanubeError]) -> DanubeError:
     """Why no broker answered: each named once, and a reason that all share said once."""
     if len(why) == 1:
         return next(iter(why.values()))

@@ -31,13 +31,12 @@ from pydanube.client.publisher import Publisher
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import type_name
+from pydanube.core.units import MIB
 from pydanube.errors import ConfigError, DanubeError, TopicUnknown
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
 
-KIB: Final = 1024
-MIB: Final = 1024 * KIB
 TIMEOUT_SECONDS: Final = 60.0  # a broker that dies is replaced when its lease is over: 32 s, and the time to notice
 BUFFER_BYTES: Final = 32 * MIB
 BATCH_BYTES: Final = 1 * MIB
@@ -100,7 +99,7 @@ class Client:
     async def open(self) -> Self:
         """As entering the `async with` block: returns when a broker has answered."""
         silent = f"no answer from {', '.join(self._brokers.known)}"
-        await self._brokers.patiently("connecting", self.timeout, self._brokers.any, silent)
+        await self._brokers.retry_until("connecting", self.timeout, self._brokers.any, silent)
         return self
 
     async def close(self) -> None:
@@ -122,13 +121,13 @@ class Client:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a connection to some broker is open now. Asks nobody: a client that is not used opens none again."""
+        """Whether a connection to some broker is open now. Sends nothing, and opens none."""
         return self._brokers.is_connected
 
     async def ping(self, *, timeout: float | None = None) -> float:
         """Asks some broker for a sign of life, and connects again if need be; returns the seconds that it took.
 
-        Raises DeadlineExceeded, which says why nobody answered: for a `/readyz`, with a short timeout.
+        Raises DeadlineExceeded, which says why no broker answered: for a `/readyz`, with a short timeout.
         """
         seconds = self.timeout if timeout is None else timeout
         loop = asyncio.get_running_loop()
@@ -137,7 +136,7 @@ class Client:
         async def asked() -> None:
             await (await self._brokers.any()).request(pb.Command(ping=pb.Ping()), "pong")
 
-        await self._brokers.patiently("a ping", seconds, asked)
+        await self._brokers.retry_until("a ping", seconds, asked)
         return loop.time() - begun_at
 
     def statistics(self) -> Statistics:
@@ -317,7 +316,7 @@ class Client:
         return await self._admin.describe_topic(topic, timeout)
 
     async def describe_storage(self, topic: str, *, timeout: float | None = None) -> StorageInfo:
-        """Which objects hold a topic's history, and which offsets nobody has. Of a partition, not of its base."""
+        """Which objects hold a topic's history, and which offsets are gaps. Of a partition, not of its base."""
         return await self._admin.describe_storage(topic, timeout)
 
     async def describe_storages(
@@ -333,7 +332,8 @@ class Client:
     async def swap_objects(self, topic: str, old: Sequence[str], new: Descriptor) -> None:
         """Asks the owner to describe an object that was made of several neighbours, or of one by erasing rows, instead.
 
-        Asked once: whoever gets no answer looks with `describe_storage`. Raises Conflict if the owner has others now.
+        Sent once: a caller that gets no answer finds out with `describe_storage`. Raises Conflict if the owner has
+        others now.
         """
         await self._admin.swap_objects(topic, old, new)
 

@@ -1,10 +1,10 @@
 """One connection to one broker: the protocol's session (wire/session.py) with a socket.
 
-    Link.ask(command) ──► Session ──► broker ──► Session ──► the callback of the request
-                                                    └──────► Deliver, Moved, Error: the lane that has the handle
+    ask(command) ──► Session ──► broker ──► Session ──► the callback of the request
+                                               └──────► Deliver, Moved, Error: the lane that has the handle
 
-A link ends once, with one error, and is never used again: everything that waited for an answer gets that error, and
-every lane is told. Who opens the next link, and what is sent on it again, is for the lanes to decide.
+A connection ends once, with one error, and is never used again: everything that waited for an answer gets that error,
+and every lane is notified. Opening the next connection, and what is sent on it again, is up to the lanes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _client_name() -> str:
 
 
 def tls_refusal(url: str, error: ssl.SSLError) -> DanubeError:
-    """What is wrong with the TLS between us and a broker. Time does not help: somebody must change something."""
+    """What is wrong with the TLS between us and a broker. Retrying does not help: the configuration must change."""
     if isinstance(error, ssl.SSLCertVerificationError):
         allowed = f"a broker whose certificate we trust ({error.verify_message}); give its authority with tls="
         return ConfigError("tls", url, allowed)
@@ -52,14 +52,14 @@ def tls_refusal(url: str, error: ssl.SSLError) -> DanubeError:
 
 
 class Attached(Protocol):
-    """A producer or consumer of one topic, as its link knows it. The methods never wait."""
+    """A producer or consumer of one topic, as its connection knows it. The methods never wait."""
 
     topic: str
 
-    def ended(self, link: Link, error: DanubeError) -> None:
-        """Its handle on `link` is not valid any more. A NotServed may say which broker has the topic now."""
+    def ended(self, connection: BrokerConnection, error: DanubeError) -> None:
+        """Its handle on `connection` is not valid any more. A NotServed may say which broker has the topic now."""
 
-    def leave(self, link: Link) -> None:
+    def leave(self, connection: BrokerConnection) -> None:
         """The broker is going away; what was asked is still answered."""
 
 
@@ -71,7 +71,7 @@ class Receiving(Attached, Protocol):
     def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int, taken: int) -> None: ...
 
 
-class Link(asyncio.Protocol):
+class BrokerConnection(asyncio.Protocol):
     """Made by `loop.create_connection`; usable when `welcome` is done."""
 
     def __init__(self, url: str, token: str = "") -> None:
@@ -143,7 +143,7 @@ class Link(asyncio.Protocol):
     # --- ending -------------------------------------------------------------------------------------
 
     def end(self, error: DanubeError) -> None:
-        """Everybody who waits is told, once."""
+        """Ends every request that waits, and every lane, with `error`. Once."""
         self._session.drop(error)
         self._write()
 
@@ -159,7 +159,7 @@ class Link(asyncio.Protocol):
             self._write()
 
     def _write(self) -> None:
-        """Writes what the session has to say, and ends the link when the session has ended."""
+        """Writes what the session has to say, and ends the connection when the session has ended."""
         session = self._session
         if self._transport is not None:
             buffers = session.to_send(self._loop.time())
@@ -182,7 +182,7 @@ class Link(asyncio.Protocol):
                 self._transport.abort()
         if not self.welcome.done():
             self.welcome.set_exception(error)
-            self.welcome.exception()  # whoever dialed may have given up
+            self.welcome.exception()  # the caller that dialed may have given up
         waiting = self._session.take_waiting()
         lanes: list[Attached] = [*self.producers.values(), *self.consumers.values()]
         self.producers.clear()

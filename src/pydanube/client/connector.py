@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Connector(Protocol):
     @property
     def dice(self) -> Random:
-        """For the order of attempts, pauses between them, and names that nobody else has."""
+        """For the order of attempts, pauses between them, and unique names."""
         ...
 
     @property

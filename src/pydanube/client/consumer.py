@@ -16,10 +16,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pydanube.client.brokers import Brokers, within
+from pydanube.client.brokers import Brokers, with_deadline
 from pydanube.client.inbox import Inbox
 from pydanube.client.messages import Message, MessageBatch, Place, ReceivedBatch
-from pydanube.client.partition_consumer import ConsumerLane, ConsumerSettings
+from pydanube.client.partition_consumer import ConsumerSettings, PartitionConsumer
 from pydanube.client.working import Handled, Handler, HandlerWork
 from pydanube.core.consuming.values import Closing, Hungered
 from pydanube.errors import ClientClosed, ConsumerStopped, DanubeError, DeadlineExceeded, NeverOpened
@@ -62,7 +62,7 @@ class Consumer:
         self._settings = settings
         self._partitions = partitions
         self._timeout = timeout
-        self._lanes: list[ConsumerLane] = []
+        self._lanes: list[PartitionConsumer] = []
         self._inbox = Inbox()
         self._current: deque[Message] = deque()  # of the delivery that is in hand
         self._is_stopped = False
@@ -70,7 +70,7 @@ class Consumer:
         self._since_turn = 0
         self._is_open = False
         self._was_opened = False
-        self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
+        self._changing = asyncio.Lock()  # held while it opens or closes, so that no second set of lanes is opened
         self._advancing = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Consumer:
                 window_bytes=max(1, settings.window_bytes // share),
             )
         self._is_stopped = False
-        lanes = [ConsumerLane(self._brokers, topic, settings, self._inbox) for topic in topics]
+        lanes = [PartitionConsumer(self._brokers, topic, settings, self._inbox) for topic in topics]
         opening = [asyncio.ensure_future(lane.open(self._timeout)) for lane in lanes]
         try:
             await asyncio.gather(*opening)
@@ -106,7 +106,7 @@ class Consumer:
         self._is_open = self._was_opened = True
 
     async def stop(self, *, timeout: float | None = None) -> None:
-        """Receives no more: an `async for` ends, and what nobody has taken goes to others. Acks still travel.
+        """Receives no more: an `async for` ends, and what was not taken goes to other consumers. Acks still travel.
 
         >>> async with client.consumer("/default/numbers", subscription="stopped", start="earliest") as consumer:
         ...     message = await consumer.receive()
@@ -118,7 +118,7 @@ class Consumer:
         self._is_stopped = True
         seconds = self._timeout if timeout is None else timeout
         try:
-            await within(
+            await with_deadline(
                 f"stopping the consumer of {self.topic}",
                 seconds,
                 _together(lane.stop_receiving() for lane in self._lanes),
@@ -230,7 +230,7 @@ class Consumer:
         """The next batch as it came; None: there will be no more. For facades.
 
         It counts as handed over; with `taking` its messages do one by one, as they leave that queue, into which the
-        caller puts them at once.
+        caller puts them immediately.
         """
         async with self._advancing:
             return self._inbox.next(taking) if await self._wait() else None
@@ -247,8 +247,8 @@ class Consumer:
 
         A message is acknowledged when its handler returns, and nacked with the reason when it raises. A handler that is
         a plain function holds up the event loop while it runs. `stop()`, SIGTERM (for every run of the program, unless
-        somebody else handles it) and cancellation end it in order: nothing more is received, handlers that run have
-        `grace` seconds to finish, and their answers arrive. Returns the counts, which are in `handled` meanwhile.
+        another handler is installed) and cancellation end it in order: nothing more is received, handlers that run have
+        `grace` seconds to finish, and their answers arrive. Returns the counts, which are in `handled` while it runs.
 
         >>> async def handle(message):
         ...     print(message.payload)
@@ -274,7 +274,7 @@ class Consumer:
         """Returns when the broker has applied every ack and nack so far."""
         self._check_opened()
         seconds = self._timeout if timeout is None else timeout
-        await within(f"flushing acks of {self.topic}", seconds, _together(lane.flush() for lane in self._lanes))
+        await with_deadline(f"flushing acks of {self.topic}", seconds, _together(lane.flush() for lane in self._lanes))
 
     async def seek(self, to: Place, *, timeout: float | None = None) -> None:
         """Moves the subscription, for all of its consumers: to an offset, a time, "earliest" or "latest".
@@ -284,7 +284,7 @@ class Consumer:
         self._check_opened()
         seconds = self._timeout if timeout is None else timeout
         what = f"seeking {self.topic}"
-        await _together(self._brokers.patiently(what, seconds, partial(lane.seek, to)) for lane in self._lanes)
+        await _together(self._brokers.retry_until(what, seconds, partial(lane.seek, to)) for lane in self._lanes)
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class Consumer:
         return self._is_open
 
     def _check_opened(self) -> None:
-        """An `async for` over a consumer that was not opened would end at once, as if there were no messages."""
+        """An `async for` over a consumer that was not opened would end immediately, as if there were no messages."""
         if not self._was_opened:
             raise NeverOpened(f"the consumer of {self.topic}")
 

@@ -1,9 +1,9 @@
-"""What came for a consumer and its application has not got: deliveries in line, and the one that is in hand.
+"""What a consumer received and its application has not taken: queued deliveries, and the one in hand.
 
     lane ─► put ─► line ─► next ─► in hand ─► the application, message by message, perhaps in another thread
                      └───────────────┴── take_back, drop: what a lane does not want to be handed over
 
-Nobody counts messages as they are taken: a lane asks when it wants to know (`account`).
+Messages are not counted as they are taken: a lane asks when it needs the count (`account`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydanube.core.consuming.values import Dropped, Emptied, TakingBegan, Took
 from pydanube.core.dispatch.ranges import OffsetRanges
 
 if TYPE_CHECKING:
-    from pydanube.client.partition_consumer import ConsumerLane
+    from pydanube.client.partition_consumer import PartitionConsumer
 
 
 class Inbox:
@@ -49,13 +49,13 @@ class Inbox:
         return delivery
 
     def tell(self) -> None:
-        """The application takes messages, and what it does not answer soon the broker is told of."""
+        """The application takes messages: the broker learns of those that are not answered soon."""
         self.is_telling = True  # until the lane asks how many
         if self._in_hand is not None:
             self._in_hand.lane.feed(TakingBegan())
 
     def hand_over(self) -> None:
-        """If what was in hand has been handed over entirely there is room for another."""
+        """If the delivery in hand has been handed over entirely, the next may be taken."""
         if self._in_hand is not None and not self._taking:
             self._in_hand.lane.feed(Took(self._in_hand, self._in_hand.count))
             self._in_hand = None
@@ -69,14 +69,14 @@ class Inbox:
         self._line.append(delivery)
         self.arrived.set()
 
-    def account(self, lane: ConsumerLane) -> None:
-        """The lane is told how much the application has by now."""
+    def account(self, lane: PartitionConsumer) -> None:
+        """Reports to the lane how much the application has by now."""
         delivery = self._in_hand
         if delivery is not None and delivery.lane is lane:
             self.is_telling = False
             lane.feed(Took(delivery, delivery.count - len(self._taking)))
 
-    def take_back(self, lane: ConsumerLane, wanted: OffsetRanges, *, copies: bool) -> OffsetRanges:
+    def take_back(self, lane: PartitionConsumer, wanted: OffsetRanges, *, copies: bool) -> OffsetRanges:
         """Does not hand over these (`copies`: if they came before); returns which had not been."""
         self.account(lane)
         found = OffsetRanges()
@@ -114,8 +114,8 @@ class Inbox:
             delivery.lane.feed(Emptied(delivery))
         return found
 
-    def drop(self, lane: ConsumerLane) -> None:
-        """Nothing of the lane's is handed over: it comes again, or nobody wants it."""
+    def drop(self, lane: PartitionConsumer) -> None:
+        """Drops what the lane has queued: it is delivered again, or not wanted any more."""
         for delivery in [each for each in self._line if each.lane is lane]:
             self._line.remove(delivery)
             lane.feed(Dropped(delivery))

@@ -17,7 +17,7 @@ from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.convert import ASKED_BY_HEADER, START_HEADER
 
 if TYPE_CHECKING:
-    from pydanube.client.partition_consumer import ConsumerLane
+    from pydanube.client.partition_consumer import PartitionConsumer
 
 Durability: TypeAlias = Literal["memory", "os", "fsync"]
 Place: TypeAlias = Literal["earliest", "latest"] | int | datetime
@@ -49,12 +49,12 @@ def place_of(place: Place) -> pb.Place:
 
 
 def start_header(place: Place) -> tuple[str, bytes]:
-    """The same beside a ConsumerRequest of the gRPC door, which has no field for it."""
+    """The same as metadata of a gRPC ConsumerRequest, which has no field for it."""
     return START_HEADER, place_of(place).SerializeToString()
 
 
 def asked_by_header(who: str) -> tuple[str, bytes]:
-    """Beside an order of the admin services: for whom it is given. The broker's log of what happened says so."""
+    """Metadata of an order to the admin services: for whom it is given. The broker's log of what happened says so."""
     return ASKED_BY_HEADER, who.encode()
 
 
@@ -68,7 +68,7 @@ class ReceivedBatch(Arrival):
 
     def __init__(
         self,
-        lane: ConsumerLane,
+        lane: PartitionConsumer,
         batch: Batch,
         ranges: Sequence[tuple[int, int]],
         attempt: int,
@@ -109,7 +109,7 @@ class ReceivedBatch(Arrival):
 
 
 class MessageView:
-    """A message, as it can be read. `payload` and `offset` are there at once; the rest is looked up when asked for."""
+    """A message, as it can be read. `payload` and `offset` are decoded; the rest is looked up on access."""
 
     __slots__ = ("_delivery", "_row", "offset", "payload")
 
@@ -120,7 +120,7 @@ class MessageView:
         self.payload = payload
 
     @property
-    def lane(self) -> ConsumerLane:
+    def lane(self) -> PartitionConsumer:
         """Where it came from. For facades."""
         return self._delivery.lane
 

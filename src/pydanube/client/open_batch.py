@@ -16,7 +16,7 @@ from pydanube.formats.batch import Batch, encode_columns
 
 MESSAGE_OVERHEAD_BYTES: Final = 64  # what a message without a payload takes, about
 
-# Row, who wants its receipt, and whether he has a deadline of his own, and so watches the time himself.
+# Row, the future of its receipt, and whether the caller has a deadline of its own, which it watches itself.
 Waiter: TypeAlias = tuple[int, asyncio.Future[Receipt], bool]
 
 
@@ -65,7 +65,7 @@ class OpenBatch(Parcel):
         )
 
     def forget_columns(self) -> None:
-        """The batch has them."""
+        """Frees the columns: the encoded batch has them."""
         self.payloads = []
         self.keys = self.attributes = None
 
@@ -74,11 +74,11 @@ class OpenBatch(Parcel):
         first, second = self._part(range(middle)), self._part(range(middle, self.rows))
         first.size = self.size // 2
         second.size = self.size - first.size
-        second.done = self.done  # answers come in order: whoever waits for both waits for the second
+        second.done = self.done  # answers come in order: waiting for both is waiting for the second
         return first, second
 
     def expire(self, error: DanubeError) -> int:
-        """Those who wait, and leave the deadline to us, are told, and their rows are taken out. Returns how many bytes
+        """Fails the callers that leave the deadline to the lane, and takes their rows out. Returns how many bytes
         are free.
         """
         gone = {row for row, waiter, own_deadline in self.waiters if waiter.done() or not own_deadline}
@@ -92,8 +92,8 @@ class OpenBatch(Parcel):
         return freed
 
     def tell(self, error: DanubeError, *, all_of_them: bool = False) -> None:
-        """Whoever leaves the deadline to us, or everybody. Each gets an error of his own, to which his traceback is
-        added.
+        """Fails the callers that leave the deadline to the lane, or all of them. Each gets an error object of its own,
+        to which its traceback is added.
         """
         for _, waiter, own_deadline in self.waiters:
             if not waiter.done() and (all_of_them or not own_deadline):

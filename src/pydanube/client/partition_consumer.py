@@ -18,10 +18,10 @@ from functools import partial
 from typing import Final, assert_never
 
 from pydanube.client.brokers import Brokers
-from pydanube.client.connection import Link
+from pydanube.client.connection import BrokerConnection
 from pydanube.client.inbox import Inbox
 from pydanube.client.messages import Place, ReceivedBatch, place_of
-from pydanube.client.partition_handle import Lane
+from pydanube.client.partition_handle import PartitionHandle
 from pydanube.core.consuming import values
 from pydanube.core.consuming.machine import ConsumerMachine, Hold, Mode
 from pydanube.core.consuming.values import ConsumerLimits, Verdict, Why
@@ -47,7 +47,7 @@ class ConsumerSettings(ConsumerLimits):
     key_filters: tuple[str, ...]
 
 
-class ConsumerLane(Lane):
+class PartitionConsumer(PartitionHandle):
     """Receives from one topic, or from one partition, into an inbox that all lanes of a consumer share."""
 
     what = "consumer"
@@ -82,7 +82,7 @@ class ConsumerLane(Lane):
         self.feed(values.Acked(ranges, era))
 
     def nack(self, ranges: Sequence[tuple[int, int]], delay_seconds: float | None, reason: str, era: int) -> None:
-        # 0 means "as the policy says", so at once is a millisecond.
+        # 0 means "as the policy says", so "immediately" is a millisecond.
         delay_ms = 0 if delay_seconds is None else max(1, min(round(delay_seconds * 1000), 2**32 - 1))
         self.feed(values.Nacked(ranges, era, delay_ms, reason))
 
@@ -104,11 +104,11 @@ class ConsumerLane(Lane):
                 why = "is too old to give a message more time; raise the ack timeout"
                 raise Refused(f"the broker of {self.topic} {why}")
         extend_ms = max(1, round(seconds * 1000))
-        link = self._link_in_use()
+        connection = self._connection_in_use()
         for part in values.in_parts(ranges, frames.RANGES_MAX):
             flat = frames.flat(part)
             handed = pb.Handed(consumer=self.handle, ranges=flat, seeks=delivery.seeks, extend_ms=extend_ms)
-            await link.request(pb.Command(handed=handed), "done")
+            await connection.request(pb.Command(handed=handed), "done")
 
     @property
     def has_out(self) -> bool:
@@ -123,11 +123,11 @@ class ConsumerLane(Lane):
             return
         self.feed(values.Stopped())
         unseen = self._take_back(OffsetRanges(((0, OFFSET_END_MAX),)), Why.STOPPED)
-        link = self.link
-        if link is None or not link.usable or not self.machine.hands_over:
+        connection = self.connection
+        if connection is None or not connection.usable or not self.machine.hands_over:
             return
         for ranges in values.in_parts(unseen, frames.RANGES_MAX) or [[]]:
-            await link.request(self._returned(ranges, stop=True), "done")
+            await connection.request(self._returned(ranges, stop=True), "done")
 
     async def flush(self) -> None:
         """Returns when the broker has applied every ack and nack so far. Raises if it will not."""
@@ -146,13 +146,13 @@ class ConsumerLane(Lane):
     async def close(self) -> None:
         """Gives back what is not acknowledged, to be delivered to others."""
         self.feed(values.Closing())
-        link = self.link
-        if link is None or not link.usable:
+        connection = self.connection
+        if connection is None or not connection.usable:
             return
         await self.flush()
-        if link is self.link:
-            link.consumers.pop(self.handle, None)
-            await link.request(pb.Command(close_consumer=pb.CloseConsumer(consumer=self.handle)), "done")
+        if connection is self.connection:
+            connection.consumers.pop(self.handle, None)
+            await connection.request(pb.Command(close_consumer=pb.CloseConsumer(consumer=self.handle)), "done")
 
     async def seek(self, to: Place) -> int:
         """Delivers from another place on; what was delivered before and not handed over is dropped."""
@@ -161,9 +161,9 @@ class ConsumerLane(Lane):
             found = frame.command.offset_found  # a broker that does not count them delivers nothing before it answers
             self.feed(values.Sought(found.seeks if found.HasField("seeks") else None))
 
-        link = self.link or await self._find()
+        connection = self.connection or await self._find()
         request = pb.Seek(topic=self.topic, subscription=self._settings.subscription, to=place_of(to))
-        frame = await link.request(pb.Command(seek=request), "offset_found", accept=answered)
+        frame = await connection.request(pb.Command(seek=request), "offset_found", accept=answered)
         return frame.command.offset_found.offset
 
     # --- the machine --------------------------------------------------------------------------------
@@ -182,17 +182,17 @@ class ConsumerLane(Lane):
                 else:
                     self._loop.call_soon(self.feed, values.TurnEnded())
             case values.Send(verdict, generation):
-                self._link_in_use().ask(self._command(verdict), partial(self._on_answer, verdict, generation))
+                self._connection_in_use().ask(self._command(verdict), partial(self._on_answer, verdict, generation))
             case values.Grant(messages, size):
                 flow = pb.Flow(consumer=self.handle, messages=messages, bytes=size)
-                self._link_in_use().say(pb.Command(flow=flow))
+                self._connection_in_use().say(pb.Command(flow=flow))
             case values.SayIn(seconds, event):
                 self._loop.call_later(seconds, self._on_timer, event)
             case values.Tell(ranges):
                 handed = pb.Handed(consumer=self.handle, ranges=frames.flat(ranges), seeks=self.machine.seeks)
-                self._link_in_use().say(pb.Command(handed=handed))
+                self._connection_in_use().say(pb.Command(handed=handed))
             case values.GiveBack(ranges, stop):
-                self._link_in_use().say(self._returned(ranges, stop=stop))
+                self._connection_in_use().say(self._returned(ranges, stop=stop))
             case values.TakeBack(wanted, why):
                 self._take_back(wanted, why)
             case values.DropAll():
@@ -201,7 +201,7 @@ class ConsumerLane(Lane):
                 self._inbox.all_answered.set()
             case values.AskLag(generation):
                 request = pb.GetLag(topic=self.topic, subscription=self._settings.subscription)
-                self._link_in_use().ask(pb.Command(get_lag=request), partial(self._on_lag, generation))
+                self._connection_in_use().ask(pb.Command(get_lag=request), partial(self._on_lag, generation))
             case values.Settle(verdict, error):
                 self._settle(verdict, error)
             case values.NoteRefused(verdict, error):
@@ -214,9 +214,9 @@ class ConsumerLane(Lane):
             case _:
                 assert_never(effect)
 
-    def _link_in_use(self) -> Link:
-        assert self.link is not None, "the machine says nothing while it is away"
-        return self.link
+    def _connection_in_use(self) -> BrokerConnection:
+        assert self.connection is not None, "the machine says nothing while it is away"
+        return self.connection
 
     def _command(self, verdict: Verdict) -> pb.Command:
         ranges = frames.flat(verdict.ranges)
@@ -257,7 +257,7 @@ class ConsumerLane(Lane):
                 done.set_result(None)
             else:
                 done.set_exception(error)
-                done.exception()  # whoever flushed may have given up
+                done.exception()  # the caller of `flush` may have given up
 
     def _take_back(self, wanted: OffsetRanges, why: Why) -> OffsetRanges:
         found = self._inbox.take_back(self, wanted, copies=why in (Why.COPIES, Why.REPLACED))
@@ -280,8 +280,8 @@ class ConsumerLane(Lane):
     def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int, taken: int) -> None:
         self.feed(values.Recalled(ranges, seeks, taken))
 
-    def leave(self, link: Link) -> None:
-        if link is self.link:
+    def leave(self, connection: BrokerConnection) -> None:
+        if connection is self.connection:
             self.feed(values.Flushed())
 
     def _on_lost(self, error: DanubeError) -> None:
@@ -289,14 +289,14 @@ class ConsumerLane(Lane):
 
     def _on_failed(self, error: DanubeError) -> None:
         self.feed(values.Ended(error))
-        self._inbox.arrived.set()  # whoever waits for a message is told instead
+        self._inbox.arrived.set()  # a caller that waits for a message gets the error instead
 
-    def _forget_handle(self, link: Link) -> None:
-        if link.consumers.pop(self.handle, None) is not None and link.usable:
-            # The connection goes on without it, so the broker is told; nobody waits for the answer.
-            link.ask(pb.Command(close_consumer=pb.CloseConsumer(consumer=self.handle)), lambda _: None)
+    def _forget_handle(self, connection: BrokerConnection) -> None:
+        if connection.consumers.pop(self.handle, None) is not None and connection.usable:
+            # The connection goes on without it, so the broker must know; the answer is not awaited.
+            connection.ask(pb.Command(close_consumer=pb.CloseConsumer(consumer=self.handle)), lambda _: None)
 
-    async def _open_at(self, link: Link) -> None:
+    async def _open_at(self, connection: BrokerConnection) -> None:
         settings = self._settings
         self.feed(values.Opening())
         messages, size, first_messages = self.machine.first_permits
@@ -312,12 +312,14 @@ class ConsumerLane(Lane):
             hands_over=True,
             first_messages=first_messages,
         )
-        await link.request(pb.Command(subscribe=request), "subscribed", accept=partial(self._subscribed, link))
+        await connection.request(
+            pb.Command(subscribe=request), "subscribed", accept=partial(self._subscribed, connection)
+        )
 
-    def _subscribed(self, link: Link, frame: frames.Frame) -> None:
+    def _subscribed(self, connection: BrokerConnection, frame: frames.Frame) -> None:
         answer = frame.command.subscribed
-        self._attach(link, answer.consumer)
-        link.consumers[answer.consumer] = self
+        self._attach(connection, answer.consumer)
+        connection.consumers[answer.consumer] = self
         subscribed = values.Subscribed(
             hands_over=answer.hands_over,
             shares=answer.type in (pb.SHARED, pb.KEY_SHARED),

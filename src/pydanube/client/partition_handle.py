@@ -3,7 +3,7 @@
     look up ─► open ─► use ─► ended ─► wait a little ─► look up ...
                                  └── for good: `failure` says why, and nothing is tried any more
 
-A partitioned topic has a lane per partition; they come and go independently.
+Such a handle is called a lane: a partitioned topic has one per partition, and they come and go independently.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import logging
 from typing import Final
 
 from pydanube.client.brokers import Brokers, RetryDelay
-from pydanube.client.connection import Link
+from pydanube.client.connection import BrokerConnection
 from pydanube.errors import ClientClosed, DanubeError, DeadlineExceeded, LimitReached, NotServed, Unreachable
 
 log = logging.getLogger(__name__)
 
 OPEN_SECONDS: Final = 15.0  # for one attempt; a broker that does not answer by then is as good as away
-ROUTES_MAX: Final = 4  # followed at once, one after the other; two brokers that name each other are then given time
-SETTLED_SECONDS: Final = 1.0  # what was open for so long has arrived
+ROUTES_MAX: Final = 4  # followed without a pause; two brokers that name each other are then given time
+SETTLED_SECONDS: Final = 1.0  # a handle that was open for so long counts as settled
 
 
-class Lane:
+class PartitionHandle:
     """Subclasses say how to open, and what to do when it is open, lost or given up."""
 
     what: str = "lane"
 
     def __init__(self, brokers: Brokers, topic: str) -> None:
         self.topic = topic
-        self.link: Link | None = None
+        self.connection: BrokerConnection | None = None
         self.handle = 0
         self.failure: DanubeError | None = None
         self._brokers = brokers
@@ -55,7 +55,7 @@ class Lane:
             raise
 
     async def stop(self) -> None:
-        """Lets go of everything, at once."""
+        """Drops everything, without waiting."""
         if self.failure is None:
             self.failure = ClientClosed(f"the {self.what} of {self.topic}")
         if self._task is not None and self._task is not asyncio.current_task():
@@ -66,49 +66,49 @@ class Lane:
         if not self._first_open.done():
             self._first_open.cancel()
 
-    # --- for links ----------------------------------------------------------------------------------
+    # --- for connections ----------------------------------------------------------------------------------
 
-    def ended(self, link: Link, error: DanubeError) -> None:
-        if link is not self.link:
+    def ended(self, connection: BrokerConnection, error: DanubeError) -> None:
+        if connection is not self.connection:
             return
-        if link.ended is None and not error.retryable:
+        if connection.ended is None and not error.retryable:
             self._fail(error)  # the broker ended this handle alone, and says that trying again will not help
             return
         self._reopen(error)
 
     # --- for subclasses -----------------------------------------------------------------------------
 
-    async def _open_at(self, link: Link) -> None:
-        """Asks the broker; the answer is taken by `_attach`, at once."""
+    async def _open_at(self, connection: BrokerConnection) -> None:
+        """Asks the broker; the answer is taken by `_attach`, synchronously."""
         raise NotImplementedError
 
-    async def _find(self) -> Link:
+    async def _find(self) -> BrokerConnection:
         return (await self._brokers.owner(self.topic))[0]
 
     def _on_lost(self, error: DanubeError) -> None:
-        """The handle is gone; `link` is still the old one."""
+        """The handle is gone; `connection` is still the old one."""
 
     def _on_failed(self, error: DanubeError) -> None:
-        """It will never be open again. Said twice if it had failed before it was stopped."""
+        """It will never be open again. Called twice if it had failed before it was stopped."""
 
-    def _forget_handle(self, link: Link) -> None:
-        """The link has nothing to tell us any more."""
+    def _forget_handle(self, connection: BrokerConnection) -> None:
+        """Removes the handle from the connection."""
         raise NotImplementedError
 
-    def _attach(self, link: Link, handle: int) -> None:
-        self.link = link
+    def _attach(self, connection: BrokerConnection, handle: int) -> None:
+        self.connection = connection
         self.handle = handle
         self._lost.clear()
 
     def _detach(self) -> None:
-        """Nothing that comes for the old handle is looked at any more."""
-        if self.link is not None:
-            self._forget_handle(self.link)
-        self.link = None
+        """Frames for the old handle are ignored from now on."""
+        if self.connection is not None:
+            self._forget_handle(self.connection)
+        self.connection = None
 
     def _reopen(self, error: DanubeError) -> None:
         """The handle cannot be used any more: find the topic and open it again."""
-        if self.link is None:
+        if self.connection is None:
             return
         log.info("lane lost", extra={"lane": self.what, "topic": self.topic, "why": str(error)})
         self._remember(error)
@@ -129,7 +129,7 @@ class Lane:
         self._lost.set()
 
     def _progressed(self) -> None:
-        """The broker did something for us: the next trouble is a new one."""
+        """The broker did something for this lane: the next failure begins a new backoff."""
         self._backoff.reset()
         self._routes_followed = 0
 
@@ -156,11 +156,11 @@ class Lane:
                 await self._backoff.sleep()
 
     def _passes(self, error: DanubeError) -> bool:
-        """There was room for us, and will be again: a broker may count those who are gone, and us among them."""
+        """Whether a limit that this lane was within will pass: the broker may still count handles that are gone."""
         return isinstance(error, LimitReached) and self._first_open.done()
 
     def _follows_route(self) -> bool:
-        """Whether somebody has said where the topic is, and it is worth going there at once."""
+        """Whether a broker has named the owner, and it is worth connecting to it without a pause."""
         if not self._brokers.knows_route(self.topic):
             return False
         self._routes_followed += 1
@@ -169,11 +169,11 @@ class Lane:
     async def _try_open(self) -> None:
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                link = await self._find()
+                connection = await self._find()
                 try:
-                    await self._open_at(link)
+                    await self._open_at(connection)
                 except NotServed:
-                    self._brokers.misled(link)
+                    self._brokers.bad_route(connection)
                     raise
         except TimeoutError:
             late = Unreachable(self.topic, f"its broker did not answer within {OPEN_SECONDS:g} s")

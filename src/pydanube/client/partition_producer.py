@@ -1,7 +1,7 @@
 """One topic's producer as a lane: it puts messages into the open batch, and carries out what its machine decides.
 
     append ─► OpenBatch ─┐                                   ┌─► encode, here or in another thread
-    answers, timers ─────┴─► core/producing ─► effects ──────┼─► Link.ask(Produce) ─► answers
+    answers, timers ─────┴─► core/producing ─► effects ──────┼─► connection.ask(Produce) ─► answers
     lost, opened ────────┘                                   └─► receipts and errors for those who wait
 
 When a batch is cut and sent, and what every answer means, is decided in `core/producing/machine.py`.
@@ -17,10 +17,10 @@ from functools import partial
 from typing import Final, assert_never
 
 from pydanube.client.brokers import Brokers
-from pydanube.client.connection import Link
+from pydanube.client.connection import BrokerConnection
 from pydanube.client.messages import DURABILITIES, Receipt
 from pydanube.client.open_batch import OpenBatch, ProducerSettings
-from pydanube.client.partition_handle import Lane
+from pydanube.client.partition_handle import PartitionHandle
 from pydanube.core.producing.machine import ProducerMachine
 from pydanube.core.producing.values import (
     AwaitTurn,
@@ -62,8 +62,8 @@ ENCODE_ON_LOOP_BYTES: Final = 1024 * 1024
 COMPRESS_ON_LOOP_BYTES: Final = 128 * 1024
 
 
-class ProducerLane(Lane):
-    """Sends to one topic, or to one partition. `released` is called with the bytes that need no room any more."""
+class PartitionProducer(PartitionHandle):
+    """Sends to one topic, or to one partition. `released` is called with the bytes that leave the buffer."""
 
     what = "producer"
 
@@ -78,9 +78,9 @@ class ProducerLane(Lane):
         self._time_ns = brokers.connector.time_ns
         self._machine = ProducerMachine(OpenBatch, settings)
         self._seen_epoch = 0  # the highest in a receipt
-        self._produce = pb.Command()  # what goes in front of every batch; the link numbers it
+        self._produce = pb.Command()  # what goes in front of every batch; the connection numbers it
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._lost_error: DanubeError | None = None  # of a message that nobody waits for: `flush` tells it
+        self._lost_error: DanubeError | None = None  # of a message whose receipt is not awaited: `flush` raises it
 
     # --- for the producer ---------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class ProducerLane(Lane):
         waiter: asyncio.Future[Receipt] | None,
         own_deadline: bool = False,
     ) -> None:
-        """Never waits. Raises why the lane has failed. A waiter with a deadline of its own is not told of ours."""
+        """Never waits. Raises why the lane has failed. A waiter with a deadline of its own ignores the lane's."""
         batch = self._machine.open
         if batch.size + size > batch.size_max:
             batch = self._next_batch()
@@ -117,7 +117,7 @@ class ProducerLane(Lane):
 
     def _next_batch(self) -> OpenBatch:
         if self._machine.end is not None:
-            raise copy(self._machine.end)  # ours would keep the traceback of every call, with the messages in it
+            raise copy(self._machine.end)  # the shared one would collect the traceback of every call
         self._feed(Overflowed())
         return self._machine.open
 
@@ -132,20 +132,20 @@ class ProducerLane(Lane):
             await asyncio.wait(waiting)
 
     def raise_lost(self) -> None:
-        """Raises, once, why a message is lost that nobody waited for."""
+        """Raises, once, why a message was lost whose receipt is not awaited."""
         error, self._lost_error = self._lost_error, None
         if error is not None:
             raise error
 
     async def close(self) -> None:
         """Tells the broker that no more comes. What is not flushed is gone."""
-        if self.link is not None and self.link.usable:
+        if self.connection is not None and self.connection.usable:
             close = pb.Command(close_producer=pb.CloseProducer(producer=self.handle))
-            self.link.producers.pop(self.handle, None)
-            await self.link.request(close, "done")
+            self.connection.producers.pop(self.handle, None)
+            await self.connection.request(close, "done")
 
     def abandon(self, error: DanubeError) -> None:
-        """Everything that has no receipt has failed. One that comes all the same is not looked at."""
+        """Everything that has no receipt has failed. A receipt that still comes is ignored."""
         self._feed(ProducerEnded(error))
         while self._timers:
             self._timers.popitem()[1].cancel()
@@ -181,7 +181,7 @@ class ProducerLane(Lane):
                 case SetTimer(at):
                     self._set_timer("wake", at, TimerFired())
                 case Pause(error):
-                    self._last_error = error  # whoever waits in vain is told
+                    self._last_error = error  # the reason that a deadline then names
                     self._set_timer("pause", self._loop.time() + self._backoff.seconds(), Resumed())
                 case NoteNumbered(expected):
                     log.warning("batches numbered anew", extra={"topic": self.topic, "expected": expected})
@@ -239,13 +239,13 @@ class ProducerLane(Lane):
         batch.forget_columns()
 
     def _send(self, batch: OpenBatch, generation: int) -> None:
-        assert self.link is not None, "the machine sends only while it is open"
+        assert self.connection is not None, "the machine sends only while it is open"
         machine, header = self._machine, batch.batch.header
         numbers = (machine.producer_id, machine.session, batch.first_sequence)
         if (header.producer_id, header.session, header.first_sequence) != numbers:
             producer_id, session, first_sequence = numbers
             batch.batch = renumber(batch.batch, producer_id=producer_id, session=session, first_sequence=first_sequence)
-        self.link.ask(self._produce, partial(self._on_answer, batch, generation), *batch.batch.buffers)
+        self.connection.ask(self._produce, partial(self._on_answer, batch, generation), *batch.batch.buffers)
 
     def _on_answer(self, batch: OpenBatch, generation: int, answer: frames.Frame | DanubeError) -> None:
         said: pb.Receipt | DanubeError | None
@@ -270,9 +270,9 @@ class ProducerLane(Lane):
 
     # --- the lane -----------------------------------------------------------------------------------
 
-    def leave(self, link: Link) -> None:
-        if link is self.link:
-            self._feed(Leaving())  # the link ends with the last answer
+    def leave(self, connection: BrokerConnection) -> None:
+        if connection is self.connection:
+            self._feed(Leaving())  # the connection ends with the last answer
 
     def _on_lost(self, error: DanubeError) -> None:
         self._feed(HandleLost(error))
@@ -280,17 +280,17 @@ class ProducerLane(Lane):
     def _on_failed(self, error: DanubeError) -> None:
         self.abandon(error)
 
-    def _forget_handle(self, link: Link) -> None:
-        if link.producers.pop(self.handle, None) is not None and link.usable:
-            # The connection goes on without it, so the broker is told; nobody waits for the answer.
-            link.ask(pb.Command(close_producer=pb.CloseProducer(producer=self.handle)), lambda _: None)
+    def _forget_handle(self, connection: BrokerConnection) -> None:
+        if connection.producers.pop(self.handle, None) is not None and connection.usable:
+            # The connection goes on without it, so the broker must know; the answer is not awaited.
+            connection.ask(pb.Command(close_producer=pb.CloseProducer(producer=self.handle)), lambda _: None)
 
-    async def _find(self) -> Link:
+    async def _find(self) -> BrokerConnection:
         if self._settings.create:
             return await self._brokers.owner_or_any(self.topic)
         return await super()._find()
 
-    async def _open_at(self, link: Link) -> None:
+    async def _open_at(self, connection: BrokerConnection) -> None:
         self._feed(OpeningBegan())
         settings = self._settings
         request = pb.OpenProducer(
@@ -305,21 +305,23 @@ class ProducerLane(Lane):
             without_session=not settings.idempotent,
         )
         try:
-            await link.request(pb.Command(open_producer=request), "producer_opened", accept=partial(self._opened, link))
+            await connection.request(
+                pb.Command(open_producer=request), "producer_opened", accept=partial(self._opened, connection)
+            )
         except SessionUnknown as error:
             self._feed(SessionLost(error))  # whatever that session has stored, this broker does not know it
-            await self._open_at(link)
+            await self._open_at(connection)
 
-    def _opened(self, link: Link, frame: frames.Frame) -> None:
-        answer, welcome = frame.command.producer_opened, link.welcome.result()
-        self._attach(link, answer.producer)
+    def _opened(self, connection: BrokerConnection, frame: frames.Frame) -> None:
+        answer, welcome = frame.command.producer_opened, connection.welcome.result()
+        self._attach(connection, answer.producer)
         self._produce = pb.Command(produce=pb.Produce(producer=answer.producer))
-        link.producers[answer.producer] = self
+        connection.producers[answer.producer] = self
         self.message_size_max = answer.message_size_max
         opened = Opened(
             producer_id=answer.producer_id,
             session=answer.session,
-            in_flight_max=0 if link.leaving else welcome.in_flight_max,
+            in_flight_max=0 if connection.leaving else welcome.in_flight_max,
             frame_room_bytes=welcome.frame_size_max - PRODUCE_OVERHEAD_BYTES,
             is_volatile=answer.durability == pb.MEMORY,
         )

@@ -1,7 +1,7 @@
 """A producer: one topic, or all partitions of one.
 
-send         waits for room, then for the receipt
-send_nowait  waits for nothing; `flush` tells what became of it
+send         waits for buffer space, then for the receipt
+send_nowait  waits for nothing; `flush` raises what became of it
 send_soon    waits for nothing; a future tells what became of it
 send_many    rows of a DataFrame or an Arrow table; waits until all are stored
 """
@@ -18,16 +18,16 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
-from pydanube.client.brokers import Brokers, within
+from pydanube.client.brokers import Brokers, with_deadline
 from pydanube.client.messages import Receipt, messages_of
 from pydanube.client.open_batch import MESSAGE_OVERHEAD_BYTES, ProducerSettings
-from pydanube.client.partition_producer import ProducerLane
+from pydanube.client.partition_producer import PartitionProducer
 from pydanube.core.names import partition_of_key
 from pydanube.errors import BufferFull, ClientClosed, DanubeError, DeadlineExceeded, MessageTooLarge, NeverOpened
 
 Payload: TypeAlias = bytes | bytearray | memoryview
-# Lane, payload, key, attributes, and how much of the buffer it takes.
-Prepared: TypeAlias = tuple[ProducerLane, bytes, str | None, Mapping[str, str] | None, int]
+# The lane, payload, key, attributes, and how much of the buffer it takes.
+Prepared: TypeAlias = tuple[PartitionProducer, bytes, str | None, Mapping[str, str] | None, int]
 
 # One message fits into a batch, with its key and attributes.
 PAYLOAD_SIZE_MAX_BYTES: Final = 60 * 1024 * 1024
@@ -65,14 +65,14 @@ class Producer:
         self._partitions = partitions
         self.buffer_bytes = buffer_bytes
         self._buffered_bytes = 0
-        self._room: deque[tuple[int, asyncio.Future[None]]] = deque()  # who waits for room, by time of arrival
+        self._room: deque[tuple[int, asyncio.Future[None]]] = deque()  # who waits for buffer space, by time of arrival
         self._arrivals = 0
-        self._lanes: list[ProducerLane] = []
-        self._only: ProducerLane | None = None  # of a topic without partitions
+        self._lanes: list[PartitionProducer] = []
+        self._only: PartitionProducer | None = None  # of a topic without partitions
         self._turn = 0
         self._is_open = False
         self._was_opened = False
-        self._changing = asyncio.Lock()  # held while it opens or closes, so that nobody opens a second set of lanes
+        self._changing = asyncio.Lock()  # held while it opens or closes, so that no second set of lanes is opened
         self._loop: asyncio.AbstractEventLoop
 
     # --- life ---------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Producer:
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
         topics = await self._partitions()
-        lanes = [ProducerLane(self._brokers, topic, self._settings, self._released) for topic in topics]
+        lanes = [PartitionProducer(self._brokers, topic, self._settings, self._released) for topic in topics]
         opening = [asyncio.ensure_future(lane.open(self._settings.timeout)) for lane in lanes]
         try:
             await asyncio.gather(*opening)
@@ -101,7 +101,7 @@ class Producer:
         self._is_open = self._was_opened = True
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Flushes, then lets go. Raises what `flush` raises, after letting go all the same. Waits for an `open`."""
+        """Flushes, then releases everything. Raises what `flush` raises, after the release. Waits for an `open`."""
         async with self._changing:
             if not self._is_open:
                 return
@@ -116,7 +116,7 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Whoever leaves with an error still wants what he has sent to arrive, but not to hear of it instead.
+        # A block that leaves with an error still wants what it sent to arrive, but not an error of ours in its place.
         if error is None:
             await self.close()
         else:
@@ -146,7 +146,7 @@ class Producer:
             if not waiter.done():
                 waiter.set_exception(closed)
 
-    async def _close_quietly(self, lane: ProducerLane) -> None:
+    async def _close_quietly(self, lane: PartitionProducer) -> None:
         with suppress(DanubeError):  # the broker is gone: it closes by itself
             await lane.close()
 
@@ -181,7 +181,7 @@ class Producer:
         self._buffered_bytes += size
         if timeout is None:
             return await waiter
-        return await within(f"sending to {self.topic}", timeout, waiter)
+        return await with_deadline(f"sending to {self.topic}", timeout, waiter)
 
     def send_nowait(
         self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
@@ -233,8 +233,8 @@ class Producer:
         """Sends a message per row of a DataFrame, an Arrow table or a batch, and returns how many when all are stored.
 
         The column `payload` is bytes or text. `key` (or `routing_key`, as batches have it) and `attributes` may be
-        there too; other columns are left out. `timeout` is that of every wait for room, and of the last receipt. Raises
-        as `flush` does: then some may be stored and others not.
+        there too; other columns are left out. `timeout` is that of every wait for buffer space, and of the last
+        receipt. Raises as `flush` does: then some may be stored and others not.
 
         >>> import pyarrow
         >>> rows = pyarrow.table({"payload": [b"21.5", b"22.0"], "key": ["attic", "cellar"]})
@@ -273,14 +273,14 @@ class Producer:
 
     def take(
         self,
-        lane: ProducerLane,
+        lane: PartitionProducer,
         payload: bytes,
         key: str | None,
         attributes: Mapping[str, str] | None,
         size: int,
         waiter: asyncio.Future[Receipt] | None = None,
     ) -> None:
-        """What was prepared, whether there is room or not. Raises if the producer has failed since."""
+        """Appends what was prepared, whether the buffer has space or not. Raises if the producer has failed since."""
         lane.append(payload, key, attributes, size, waiter)
         self._buffered_bytes += size
 
@@ -297,7 +297,7 @@ class Producer:
         """
         self._check_open()
         seconds = self._settings.timeout if timeout is None else timeout
-        await within(f"flushing {self.topic}", seconds, asyncio.gather(*(lane.flush() for lane in self._lanes)))
+        await with_deadline(f"flushing {self.topic}", seconds, asyncio.gather(*(lane.flush() for lane in self._lanes)))
         for lane in self._lanes:
             lane.raise_lost()
 
@@ -308,7 +308,7 @@ class Producer:
 
     # --- inside -------------------------------------------------------------------------------------
 
-    def _lane_for(self, key: str | None) -> ProducerLane:
+    def _lane_for(self, key: str | None) -> PartitionProducer:
         """As every Danube client chooses: by the key's hash, or in turn."""
         self._check_open()
         if key is not None:
@@ -343,8 +343,8 @@ class Producer:
                 raise DeadlineExceeded(f"waiting for room to send to {self.topic}", seconds) from None
             finally:
                 if waiter.cancelled() and (arrival, waiter) in self._room:
-                    self._room.remove((arrival, waiter))  # else it stays until there is room, which may never be
-                # When he has taken room, or has given up, or was refused: the next one may be waiting for him alone.
+                    self._room.remove((arrival, waiter))  # else it stays until there is space, which may never be
+                # When this caller has taken space, given up, or was refused: the next one may wait only for that.
                 self._loop.call_soon(self._released, 0)
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""Batches that somebody encoded before, sent in order to one topic, or partition, and never sent twice.
+"""Batches that the caller encoded before, sent in order to one topic, or partition, and never sent twice.
 
     open ─► a new session: what an older publisher of this name still has on its way is refused from now on
     send ─► at most in_flight_max without a receipt
@@ -15,8 +15,8 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from pydanube.client.brokers import Brokers, within
-from pydanube.client.connection import Link
+from pydanube.client.brokers import Brokers, with_deadline
+from pydanube.client.connection import BrokerConnection
 from pydanube.errors import DanubeError, DeliveryMismatch, NotServed, Unreachable
 from pydanube.formats.batch import Batch, renumber
 from pydanube.wire import frames
@@ -31,7 +31,7 @@ class Publisher:
         self._brokers = brokers
         self._name = name
         self._timeout = timeout
-        self._link: Link | None = None
+        self._connection: BrokerConnection | None = None
         self._opened = pb.ProducerOpened()
         self._room = asyncio.Semaphore(1)
         self._in_flight_max = 1
@@ -39,27 +39,27 @@ class Publisher:
         self._error: DanubeError | None = None
 
     async def __aenter__(self) -> Self:
-        await self._brokers.patiently(f"opening a publisher of {self.topic}", self._timeout, self._open)
-        self._in_flight_max = min(self._link_in_use().welcome.result().in_flight_max, frames.IN_FLIGHT_MAX)
+        await self._brokers.retry_until(f"opening a publisher of {self.topic}", self._timeout, self._open)
+        self._in_flight_max = min(self._connection_in_use().welcome.result().in_flight_max, frames.IN_FLIGHT_MAX)
         self._room = asyncio.Semaphore(self._in_flight_max)
         return self
 
     async def _open(self) -> None:
-        link = await self._brokers.owner_or_any(self.topic)
+        connection = await self._brokers.owner_or_any(self.topic)
         request = pb.OpenProducer(topic=self.topic, producer_name=self._name, reliable=True)
         try:
-            frame = await link.request(pb.Command(open_producer=request), "producer_opened")
+            frame = await connection.request(pb.Command(open_producer=request), "producer_opened")
         except NotServed:
-            self._brokers.misled(link)
+            self._brokers.bad_route(connection)
             raise
-        self._link, self._opened = link, frame.command.producer_opened
+        self._connection, self._opened = connection, frame.command.producer_opened
         if not self._opened.session:
-            self._close_handle()  # nobody enters the block, so nobody leaves it
+            self._close_handle()  # the block is not entered, so `__aexit__` is not called
             raise DeliveryMismatch(self.topic, "reliable", "non-reliable")
 
     async def send(self, batch: Batch) -> None:
-        """Waits for room, not for the receipt. Raises what became of an earlier batch."""
-        await within(f"publishing to {self.topic}", self._timeout, self._room.acquire())
+        """Waits for a free slot, not for the receipt. Raises what became of an earlier batch."""
+        await with_deadline(f"publishing to {self.topic}", self._timeout, self._room.acquire())
         self._check()
         opened = self._opened
         numbered = renumber(
@@ -67,12 +67,12 @@ class Publisher:
         )
         self._next_sequence += numbered.header.rows
         command = pb.Command(produce=pb.Produce(producer=opened.producer))
-        self._link_in_use().ask(command, self._answered, *numbered.buffers)
+        self._connection_in_use().ask(command, self._answered, *numbered.buffers)
 
     async def flush(self) -> None:
         """Returns when every batch is stored; raises if one is not, or may not be."""
         for _ in range(self._in_flight_max):
-            await within(f"publishing to {self.topic}", self._timeout, self._room.acquire())
+            await with_deadline(f"publishing to {self.topic}", self._timeout, self._room.acquire())
         for _ in range(self._in_flight_max):
             self._room.release()
         self._check()
@@ -88,9 +88,9 @@ class Publisher:
 
     def _close_handle(self) -> None:
         """Tells the broker that no more comes. Does not wait for its answer."""
-        link, self._link = self._link, None
-        if link is not None and link.usable:
-            link.ask(pb.Command(close_producer=pb.CloseProducer(producer=self._opened.producer)), lambda _: None)
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.usable:
+            connection.ask(pb.Command(close_producer=pb.CloseProducer(producer=self._opened.producer)), lambda _: None)
 
     def _answered(self, answer: frames.Frame | DanubeError) -> None:
         if isinstance(answer, DanubeError):
@@ -103,6 +103,6 @@ class Publisher:
         if self._error is not None:
             raise self._error
 
-    def _link_in_use(self) -> Link:
-        assert self._link is not None, "it is open"
-        return self._link
+    def _connection_in_use(self) -> BrokerConnection:
+        assert self._connection is not None, "it is open"
+        return self._connection

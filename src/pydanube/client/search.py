@@ -7,7 +7,7 @@
 One call looks at no more than `messages_max` messages, begins no further batch once `bytes_max` were read, and returns
 at most `found_max` matches. `next_offset` is where the next call goes on, None when the end was reached; nothing is
 skipped between two calls. Nothing is subscribed to and nothing acknowledged. Decoding and comparing is done in a
-thread, so that the event loop of a broker beside it is free.
+thread, so that the event loop, which may be a broker's, is free.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from google.protobuf.message import DecodeError
 
 from pydanube.client.brokers import Address, Brokers
-from pydanube.client.connection import Link
+from pydanube.client.connection import BrokerConnection
 from pydanube.client.messages import StorageInfo
 from pydanube.core.names import TopicName
 from pydanube.errors import DanubeError, NotServed, ProtocolViolation, Unavailable
@@ -71,7 +71,7 @@ class Storages:
                 error = next((each for each in waiting if isinstance(each, DanubeError)), None)
                 raise error or NotServed(left[0], "no broker said where it is")
 
-        await self._brokers.patiently(f"describe_storages of {len(topics)} topics", seconds, attempt)
+        await self._brokers.retry_until(f"describe_storages of {len(topics)} topics", seconds, attempt)
         return {name: call.found[name] for topic in topics for name in self._parts(topic)}
 
     def _parts(self, topic: TopicName) -> list[TopicName]:
@@ -93,7 +93,7 @@ class Storages:
         for name in asked:
             groups.setdefault(self._routes.get(name, ""), []).append(name)
         links = await asyncio.gather(*(self._link(url) for url in groups))
-        together: dict[Link, list[TopicName]] = {}
+        together: dict[BrokerConnection, list[TopicName]] = {}
         for link, names in zip(links, groups.values(), strict=True):
             together.setdefault(link, []).extend(names)
         asks = []
@@ -104,10 +104,10 @@ class Storages:
             asks += [self._ask(link, alone[at : at + ASKED_MAX], call) for at in range(0, len(alone), ASKED_MAX)]
         return any(await asyncio.gather(*asks))
 
-    async def _link(self, url: str) -> Link:
+    async def _link(self, url: str) -> BrokerConnection:
         if url:
             try:
-                return await self._brokers.link(Address.parse(url))
+                return await self._brokers.connection(Address.parse(url))
             except Unavailable:  # its topics are somewhere else by now, or will be
                 self._forget(url)
         return await self._brokers.any()
@@ -115,7 +115,7 @@ class Storages:
     def _forget(self, url: str) -> None:
         self._routes = {topic: where for topic, where in self._routes.items() if where != url}
 
-    async def _ask(self, link: Link, names: Sequence[TopicName], call: _Call) -> bool:
+    async def _ask(self, link: BrokerConnection, names: Sequence[TopicName], call: _Call) -> bool:
         """Whether something is to be asked elsewhere."""
         if "describe_storages" not in link.welcome.result().commands:
             await self._ask_one_by_one(link, names, call)
@@ -131,7 +131,7 @@ class Storages:
             frame = await link.request(command, "storage_infos", body=question.SerializeToString())
         except Unavailable as error:
             self._forget(link.url)
-            self._brokers.disappointed(link.url)
+            self._brokers.deprioritize(link.url)
             call.found.update({name: error for name in names if name not in self._partitions})
             return False
         try:
@@ -140,7 +140,7 @@ class Storages:
             raise ProtocolViolation("the body of storage_infos is no StorageAnswer") from error
         return self._take(link, answer, call)
 
-    def _take(self, link: Link, answer: pb.StorageAnswer, call: _Call) -> bool:
+    def _take(self, link: BrokerConnection, answer: pb.StorageAnswer, call: _Call) -> bool:
         redirected = bool(answer.left)
         for info in answer.infos:
             known = self._known.get(info.topic)
@@ -170,7 +170,7 @@ class Storages:
             call.found.setdefault(each.topic, error)
         return redirected
 
-    async def _ask_one_by_one(self, link: Link, names: Sequence[TopicName], call: _Call) -> None:
+    async def _ask_one_by_one(self, link: BrokerConnection, names: Sequence[TopicName], call: _Call) -> None:
         """As clients did before the question for many. Each topic's broker is found by a lookup."""
         turn = asyncio.Semaphore(AT_ONCE)
         wanted: dict[TopicName, None] = {}

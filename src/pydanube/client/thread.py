@@ -25,7 +25,7 @@ class LoopThread:
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._is_scheduled = False
         self._is_stopped = False
-        self._stopping = threading.RLock()  # whoever gives a coroutine to the loop does so before it is stopped
+        self._stopping = threading.RLock()  # held to hand a coroutine to the loop, so that it is not stopped in between
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -33,7 +33,7 @@ class LoopThread:
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs it on the loop; returns or raises what it does. Interrupting the wait cancels it."""
         try:
-            self._check()  # first: in a forked process nobody might ever release the lock
+            self._check()  # first: in a forked process the lock might never be released
             with self._stopping:
                 self._check()
                 if self._calls:  # a thread that is about to schedule them may come too late
@@ -70,7 +70,7 @@ class LoopThread:
             self._thread.join(SETTLE_SECONDS)
 
     def _run_calls(self) -> None:
-        self._is_scheduled = False  # first: whoever adds from now on wakes us again
+        self._is_scheduled = False  # first: a call that is added from now on wakes the loop again
         while self._calls:
             function, arguments = self._calls.popleft()
             try:

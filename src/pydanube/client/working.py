@@ -92,7 +92,7 @@ class HandlerWork:
     async def _fetch(self) -> None:
         messages = aiter(self._consumer)
         while True:
-            await self._free.acquire()  # first: what is taken and waits here would be of no use to anybody else
+            await self._free.acquire()  # first: a message that is taken and waits here could not go to another consumer
             try:
                 message = await anext(messages)
             except StopAsyncIteration:
@@ -133,7 +133,7 @@ class HandlerWork:
             self.handled = self.handled._replace(given_up=self.handled.given_up + 1)
 
     async def _finish(self) -> None:
-        """Also if we are being cancelled: then a second time ends it at once."""
+        """Also when cancelled: then a second cancellation ends it immediately."""
         await self._consumer.stop()
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=self._grace_seconds)
@@ -152,14 +152,14 @@ def _stop_all(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _may_catch_sigterm() -> bool:
-    """Only where nobody else does, and where Python can."""
+    """Only where no other handler is installed, and where Python can."""
     in_main = threading.current_thread() is threading.main_thread()
     return in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @contextmanager
 def stopped_by_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Calls `stop` when the process is asked to end, unless somebody else hears of it. Without an event loop."""
+    """Calls `stop` when the process is asked to end, unless another handler is installed. Without an event loop."""
     if not _may_catch_sigterm():
         yield
         return

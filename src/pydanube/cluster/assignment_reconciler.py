@@ -28,12 +28,12 @@ from pydanube.ports import Clock, Compare, Delete, MetadataStore, Put
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS: Final = 1.0
-RETRY_SECONDS: Final = 0.2
-RETRY_SECONDS_MAX: Final = 5.0
+RECONCILE_SECONDS: Final = 1.0
+TOPIC_RETRY_SECONDS: Final = 0.2  # doubled with every failure of the topic
+TOPIC_RETRY_SECONDS_MAX: Final = 5.0
 UNSERVED_SECONDS: Final = 5.0
-CLAIMS_MAX: Final = 32  # at once
-LOOK_SECONDS: Final = 0.02  # between two looks at the markers: while topics come in, one changes every few milliseconds
+CLAIMS_MAX: Final = 32  # concurrently
+PASS_SECONDS: Final = 0.02  # between two looks at the markers: while topics come in, one changes every few milliseconds
 
 
 class AssignmentReconciler:
@@ -52,10 +52,10 @@ class AssignmentReconciler:
         self._room = asyncio.Semaphore(CLAIMS_MAX)
 
     async def run(self) -> NoReturn:
-        looked_at = -LOOK_SECONDS
+        looked_at = -PASS_SECONDS
         try:
             while True:
-                wait = looked_at + LOOK_SECONDS - self._clock.elapsed()
+                wait = looked_at + PASS_SECONDS - self._clock.elapsed()
                 if self._running and wait > 0:
                     await self._clock.sleep(wait)
                 version, looked_at = self._view.version, self._clock.elapsed()
@@ -79,12 +79,12 @@ class AssignmentReconciler:
             if marker.to is None or self._is_busy(topic, now):
                 continue
             if marker.is_free and marker.to == me:
-                if topic not in served:  # otherwise it was claimed, and the watch has not told yet
+                if topic not in served:  # otherwise it was claimed, and the watch has not reported it yet
                     self._begin(topic, self._take_over)
             elif marker.is_move and marker.from_broker == me:
                 self._begin(topic, self._hand_over)
 
-        if now - self._missed_at >= IDLE_SECONDS:
+        if now - self._missed_at >= RECONCILE_SECONDS:
             self._missed_at = now
             for topic in self._unserved(now, served):
                 if not self._is_busy(topic, now):
@@ -106,10 +106,10 @@ class AssignmentReconciler:
         return [topic for topic, since in self._missing.items() if now - since >= UNSERVED_SECONDS]
 
     def _patience(self) -> float:
-        """Until somebody is to be tried again."""
+        """Seconds until the next topic is to be tried again."""
         now = self._clock.elapsed()
         waiting = [at - now for topic, (_, at) in self._failures.items() if topic not in self._running]
-        return min([IDLE_SECONDS, *(max(each, 0.01) for each in waiting)])
+        return min([RECONCILE_SECONDS, *(max(each, 0.01) for each in waiting)])
 
     def _begin(self, topic: TopicName, duty: Callable[[TopicName], Coroutine[Any, Any, None]]) -> None:
         task = asyncio.create_task(duty(topic), name=f"duty {topic}")
@@ -125,9 +125,9 @@ class AssignmentReconciler:
             self._failures.pop(topic, None)
             return
         failures = self._failures.get(topic, (0, 0.0))[0] + 1
-        wait = min(RETRY_SECONDS * 2.0 ** min(failures - 1, 10), RETRY_SECONDS_MAX)
+        wait = min(TOPIC_RETRY_SECONDS * 2.0 ** min(failures - 1, 10), TOPIC_RETRY_SECONDS_MAX)
         self._failures[topic] = (failures, self._clock.elapsed() + wait)
-        # A bug that one topic brings out is that topic's trouble: if it ended this broker, it would end the next too.
+        # A bug that one topic triggers fails that topic only: if it ended this broker, it would end the next owner too.
         trace = None if isinstance(error, DanubeError) else error
         log.warning("topic cannot be taken or moved yet", extra={"topic": topic, "why": str(error)}, exc_info=trace)
 
@@ -177,7 +177,7 @@ class AssignmentReconciler:
             await self._undo(topic, str(error))
 
     async def _undo(self, topic: TopicName, why: str) -> None:
-        """Tells whoever asked, in the marker, that the topic stays."""
+        """Writes into the marker, for the operator who asked, that the topic stays and why."""
         while True:
             try:
                 item = await self._store.get(keys.unassigned(topic))
@@ -190,7 +190,7 @@ class AssignmentReconciler:
                 if await self._view.transact([Compare(item.key, item.revision)], [put]) is not None:
                     return
             except Unavailable:
-                await self._clock.sleep(RETRY_SECONDS_MAX)
+                await self._clock.sleep(TOPIC_RETRY_SECONDS_MAX)
 
 
 def _read(owner: bytes) -> Owner | None:

@@ -15,8 +15,8 @@ from pydanube.ports import Clock, Delete, Put
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0  # at most so often: while topics come in the view changes all the time
-RETRY_SECONDS: Final = 2.0
+RECORD_SECONDS: Final = 1.0  # at most so often: while topics come in the view changes all the time
+RECORD_RETRY_SECONDS: Final = 2.0
 
 
 class AttendanceWatch:
@@ -38,20 +38,20 @@ class AttendanceWatch:
         self._tell = tell
 
     async def run(self) -> NoReturn:
-        pause = max(LOOK_SECONDS, self._ttl_seconds / 16)
+        pause = max(RECORD_SECONDS, self._ttl_seconds / 16)
         while True:
             if self._leadership.leads:
                 try:
                     await self._lead()
                 except Unavailable as error:
                     log.warning("record of brokers not kept", extra={"why": str(error)})
-                    await self._clock.sleep(RETRY_SECONDS)
+                    await self._clock.sleep(RECORD_RETRY_SECONDS)
             await self._clock.sleep(pause)
 
     async def _lead(self) -> None:
         await self._view.refresh()  # a view that is not complete would miss brokers that are there
         attendance = Attendance(self._ttl_seconds)
-        pause = min(LOOK_SECONDS, self._ttl_seconds / 16)
+        pause = min(RECORD_SECONDS, self._ttl_seconds / 16)
         while self._leadership.leads:
             version = self._view.version
             for change in self._changes(attendance):

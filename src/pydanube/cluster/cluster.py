@@ -57,12 +57,12 @@ class ClusterNode:
         metrics: ClusterMetrics | None = None,
         tell: Callable[[str, str], None] = lambda kind, sentence: None,
     ) -> None:
-        """`tell` is called by the leader with what happens to brokers: its kind, and a sentence."""
+        """The leader calls `tell` with what happens to brokers: its kind, and a sentence."""
         metrics = metrics or ClusterMetrics()
         config = config or LoadManagerConfig()
         rules = rules_of(config)
         strategy = config.assignment_strategy
-        # For everything below: what is written to the store is in the view at once.
+        # For everything below: what is written to the store is in the view immediately.
         self.store = store = ObservedStore(store, self._notice)
         self.view = View(store, clock, ttl_seconds=ttl_seconds, relist_seconds=relist_seconds)
         self.membership = Membership(
@@ -106,7 +106,7 @@ class ClusterNode:
     async def register(self, host: TopicHost) -> RegistrationDecision:
         """Becomes a member; waits for the metadata store as long as it takes. Raises NodeIdInUse.
 
-        `host` is told if the leader declares this broker dead.
+        `host.lost` is called if the leader declares this broker dead.
         """
         entry = await self.membership.register()
         self.ended = asyncio.get_running_loop().create_future()
@@ -116,7 +116,7 @@ class ClusterNode:
         return entry
 
     async def own_topics(self) -> list[TopicName]:
-        """What this broker had when it went away, and still has: to be claimed before the doors open."""
+        """What this broker had when it went away, and still has: to be claimed before the servers open."""
         return await self.membership.own_topics()
 
     def start(self, host: TopicHost) -> None:
@@ -135,7 +135,7 @@ class ClusterNode:
             self._spawn(returning.run(), "returning")
 
     async def retire(self) -> None:
-        """Call it before topics are sealed for good: from here on nobody gives this broker any, nor moves any away."""
+        """Call it before the last topics are sealed: from here on the leader assigns it none and moves none away."""
         with contextlib.suppress(Unavailable):
             await self.membership.retire()
 

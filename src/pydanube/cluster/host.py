@@ -26,8 +26,8 @@ class TopicHost(Protocol):
         """Claims a topic that was assigned to this broker, and serves it; the claim deletes the marker.
 
         The claim compares the revision of the marker that assigns the topic, and that of the owner key as it was read
-        after the marker was seen. Every claim deletes the marker, so as long as it stands nobody has claimed the topic:
-        neither before the owner was read nor since. To take over again there is no marker; then `owner_revision` is
+        after the marker was seen. Every claim deletes the marker, so as long as it exists no broker has claimed the
+        topic: neither before the owner was read nor since. A repeated take-over has no marker; then `owner_revision` is
         compared. An answer of the store that was lost leaves the topic claimed and not served: then it is asked again.
 
         Raises Conflict if marker, owner key or registration is not what it was, or if a broker owns the topic that the

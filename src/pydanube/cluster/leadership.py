@@ -1,8 +1,8 @@
-"""One leader at a time: whoever holds `/cluster/leader`, under its broker's lease.
+"""One leader at a time: the broker that holds `/cluster/leader` under its lease.
 
-What makes a leader harmless that does not know yet that it was replaced: everything it writes compares the revision of
-that key (`guard`). Any living broker may lead, drained ones too: leading costs little, and in a cluster where everybody
-was drained somebody must still be there to give out topics as soon as one is activated.
+A leader that was replaced and does not know it yet is fenced: everything it writes compares the revision of that key
+(`guard`). Any living broker may lead, drained ones too: leading costs little, and in a cluster whose brokers are all
+drained one must still lead, to assign topics as soon as a broker is activated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """Campaigns for ever. `view.leader` says who leads; `leads` whether it is this process."""
+    """Campaigns until cancelled. `view.leader` says who leads; `leads` whether it is this process."""
 
     def __init__(self, store: MetadataStore, clock: Clock, view: View, membership: Membership) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class Leadership:
         return Compare(keys.LEADER, self._revision or -1)
 
     async def run(self) -> NoReturn:
-        # A view that was not told of a leader's end must not wait for the next list to hear of it.
+        # A view whose watch missed a leader's end must not wait for the next list to learn of it.
         interval = self._membership.lease.ttl_seconds / 16
         looked = -interval
         while True:
@@ -64,7 +64,7 @@ class Leadership:
             self._step_down()
 
     async def _look(self) -> None:
-        """Takes the office if nobody holds it, and gives it up if somebody else does."""
+        """Becomes leader if there is none, and steps down if another broker leads."""
         item = await self._store.get(keys.LEADER)
         if item is not None and item.revision == self._revision:
             return

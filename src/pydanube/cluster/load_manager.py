@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BATCH: Final = 50  # topics in one transaction: two operations each, and the store takes 128
-RETRY_SECONDS: Final = 0.5
+STEP_RETRY_SECONDS: Final = 0.5  # while the metadata store does not answer
 REFUSED_SECONDS: Final = 0.02
 STEP_SECONDS: Final = 0.02  # between two steps while topics have no owner: then the view changes every few milliseconds
 STEP_SHARE: Final = 0.2  # of the time, at most, however many topics there are to look at
@@ -102,15 +102,15 @@ class LoadManager:
                 if not all_written:
                     refused += 1
                     await self._leadership.check()
-                    await self._clock.sleep(min(REFUSED_SECONDS * refused, RETRY_SECONDS))
+                    await self._clock.sleep(min(REFUSED_SECONDS * refused, STEP_RETRY_SECONDS))
                     continue
                 refused = 0
             except Unavailable as error:
                 log.warning("leader waits for the metadata store", extra={"why": str(error)})
                 fresh = False
-                await self._clock.sleep(RETRY_SECONDS)
+                await self._clock.sleep(STEP_RETRY_SECONDS)
                 continue
-            # At least a moment, so that a rule that finds itself due again at once cannot keep the loop busy.
+            # At least a moment, so that a rule that is due again immediately cannot keep the loop busy.
             await self._view.changed(version, max(leading.due - self._clock.elapsed(), 0.05))
 
     async def _carry_out(self, decisions: Iterable[Decision]) -> bool:
@@ -163,7 +163,7 @@ class LoadManager:
     async def _abandon_some(self, broker: BrokerId, topics: Sequence[TopicName]) -> bool:
         compares: list[Compare] = []
         operations: list[Put | Delete] = []
-        # Before anything is waited for: a write of ours that was not answered may be done meanwhile, and the topic have
+        # Before any await: a write of ours that was not answered may be done in the meantime, and the topic have
         # another owner. That the dead broker does not have it, which is revision 0, is no reason to give it away.
         seen = {topic: self._view.compare(keys.assignment(broker, topic)) for topic in topics}
         topics = [topic for topic, compare in seen.items() if compare.revision]
@@ -235,7 +235,7 @@ class LoadManager:
         return True
 
     async def _activate(self, broker: BrokerId) -> bool:
-        # That nobody is there is no revision to compare: it is looked at once more, for a watch may tell too little.
+        # An absent broker has no revision to compare: its key is read once more, for a watch may have missed it.
         await self._view.refresh()
         world, now_ms = self._view.world(), self._clock.time_us() // 1000
         if broker not in away(world.alive, world.states) or not world.nobody_serves(now_ms, self._ttl_seconds):

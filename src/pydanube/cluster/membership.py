@@ -1,9 +1,9 @@
-"""This broker's place in the cluster: its registration, under a lease that is renewed for ever.
+"""This broker's place in the cluster: its registration, under a lease that is kept renewed.
 
     register ─► keep the lease ─► (lost) ─► what does the store say? ─┬─► nothing happened: as before, same session
                      ▲                                               ├─► declared dead: `on_lost`, new session, drained
                      └───────────────────────────────────────────────┤
-                                                                     └─► somebody else has the id: NodeIdInUse
+                                                                     └─► another process has the id: NodeIdInUse
 
 What to be is decided in `core/cluster/lifecycle.py`. The transaction that registers compares the registration, the
 state and the lost record with what was read, so a leader that declares this broker dead and this broker that comes back
@@ -44,7 +44,7 @@ from pydanube.ports import Clock, Compare, Item, MetadataStore, Put, Revision, W
 
 log = logging.getLogger(__name__)
 
-# How long somebody else's registration must stand, in TTLs, to be that of a living broker: longer than its lease.
+# How long another process's registration must stand, in TTLs, to be a living broker's: longer than its lease.
 PROOF_OF_LIFE: Final = 1.5
 
 
@@ -78,7 +78,7 @@ class _Read(NamedTuple):
         if self.registration is None:
             return Known(state, lost)
         registration = BrokerRegistration.from_bytes(self.registration.value)
-        if registration is None:  # somebody is there, but nobody of ours
+        if registration is None:  # a registration, but not in a format of ours
             return Known(state, lost, registered=0)
         return Known(state, lost, registration.session, registration.home)
 
@@ -170,7 +170,7 @@ class Membership:
             await self._come_back(on_lost)
 
     async def _until_lost(self) -> None:
-        """Returns when the lease has run out, or the registration is gone without it, by whosever hand."""
+        """Returns when the lease has run out, or the registration was deleted without it."""
         keeping = asyncio.create_task(self.lease.keep(), name="keep the lease")
         try:
             while not keeping.done():
@@ -185,7 +185,7 @@ class Membership:
                 await keeping
 
     async def retire(self) -> None:
-        """The beginning of an orderly end: nobody gives this broker topics any more. It stays registered."""
+        """The beginning of an orderly end: this broker is assigned no more topics. It stays registered."""
         self.is_retired = True
         while True:
             item = await self._store.get(keys.broker_state(self.broker))
@@ -206,7 +206,7 @@ class Membership:
         await self._store.revoke(lease)
 
     async def own_topics(self) -> list[TopicName]:
-        """Topics that are assigned to this broker and were not given away: to be claimed before the doors open."""
+        """Topics that are assigned to this broker and were not given away: to be claimed before the servers open."""
         items = await self._store.list(keys.assignments(self.broker))
         found = [(item.revision, assignment[1]) for item in items if (assignment := keys.assignment_of(item.key))]
         # What was assigned before the leader declared a session of ours dead is about to get other owners.
@@ -222,7 +222,7 @@ class Membership:
             try:
                 read = await self._read()
                 found = read.found()
-                if found.registered == fresh:  # we were here: the store did what it seemed not to answer
+                if found.registered == fresh:  # an earlier try succeeded, and its answer was lost
                     found = found._replace(registered=None)
                 entry = enter_running(found, session=self.session)
                 if entry.verdict is RegistrationVerdict.REPLACED:

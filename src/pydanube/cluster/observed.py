@@ -1,7 +1,7 @@
-"""The metadata store as a broker's topics use it: what they write below `/cluster/` is in its own view at once.
+"""The metadata store as a broker's topics use it: what they write below `/cluster/` is in its own view immediately.
 
 A claim deletes the topic's marker, a seal puts one. A view that learns of it only by the watch would have the topic
-claimed a second time meanwhile.
+claimed a second time.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Any broker takes them. It writes what is wanted (a marker, or a broker's state), and the leader and the brokers
 concerned do it; nothing depends on the asked broker living on, except the rest of a manual rebalancing.
 
-A refusal is decided on the view, and then once more on a fresh one: nobody is refused for something long past.
+A refusal is decided on the view, and then once more on a fresh one: never because of stale state.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SINGLE: Final = (
     "Use delete if you want to remove the topic."
 )
 SINGLE_DRAIN: Final = "Cannot unload broker: single broker cluster detected. Unload requires at least 2 brokers."
-LOOK_SECONDS: Final = 1.0
+VIEW_WAIT_SECONDS: Final = 1.0  # then the view is read again: a watch may be behind
 DRAINED_SECONDS: Final = 1.0
 TRIES: Final = 5
 MOVES_AT_ONCE: Final = 4  # of one order, as a drain
@@ -98,7 +98,7 @@ class ClusterOperations:
     # --- one topic ----------------------------------------------------------------------------------
 
     async def request_move(self, topic: TopicName, reason: str = UNLOAD, to: BrokerId | None = None) -> BrokerId:
-        """Writes the marker of a move; returns the broker that is to let go.
+        """Writes the marker of a move; returns the broker that is to release the topic.
 
         Raises TopicUnknown; MoveRefused if the cluster cannot move it; BrokerUnknown for a `to` that does not live.
         """
@@ -151,7 +151,7 @@ class ClusterOperations:
         return None
 
     async def unload(self, topic: TopicName, to: BrokerId | None = None, *, timeout_seconds: float = 60.0) -> BrokerId:
-        """Moves a topic; returns who let it go, as soon as it has. Raises MoveFailed if the topic stays."""
+        """Moves a topic; returns the old owner, as soon as it has released it. Raises MoveFailed if the topic stays."""
         host = await self.request_move(topic, UNLOAD, to)
         await self.wait_released(topic, host, timeout_seconds=timeout_seconds)
         return host
@@ -176,7 +176,7 @@ class ClusterOperations:
             await self._wait(version, deadline, f"letting go of {topic}", timeout_seconds, seen.value.stage)
 
     async def hosted(self, topic: TopicName, *, timeout_seconds: float) -> BrokerId:
-        """Returns who serves the topic, as soon as somebody does."""
+        """Returns the broker that serves the topic, as soon as one does."""
         deadline = self._clock.elapsed() + timeout_seconds
         while True:
             version = self._view.version
@@ -191,7 +191,7 @@ class ClusterOperations:
         left = deadline - self._clock.elapsed()
         if left <= 0:
             raise DeadlineExceeded(what, seconds, why)
-        await self._view.changed(version, min(left, LOOK_SECONDS))
+        await self._view.changed(version, min(left, VIEW_WAIT_SECONDS))
         if self._view.version == version:
             await self._view.refresh()
 
@@ -206,7 +206,7 @@ class ClusterOperations:
         exclude: Sequence[str] = (),
         dry_run: bool = False,
     ) -> DrainProgress:
-        """Moves a broker's topics away, at most `parallel_max` at a time (0: four). Returns at once."""
+        """Moves a broker's topics away, at most `parallel_max` at a time (0: four). Returns immediately."""
         drain = Drain(parallel_max=parallel_max or Drain().parallel_max, include=tuple(include), exclude=tuple(exclude))
         for _ in range(TRIES):
             await self._view.refresh()
@@ -216,7 +216,7 @@ class ClusterOperations:
             if len(self._view.registrations) < 2:
                 raise MoveRefused(str(broker), SINGLE_DRAIN)
             topics = [topic for topic in sorted(self._view.assigned.get(broker, ())) if drain.covers(topic.namespace)]
-            # One that is drained for having been away is to stay so: then nobody needs to take anything.
+            # One that is drained for having been away is to stay so: then there is nothing to move.
             stays = state.value.is_away and not topics
             if not stays and not any(other != broker for other in self._view.active()):
                 raise MoveRefused(str(broker), f"broker {broker} cannot be unloaded: no other broker is active")
@@ -241,7 +241,7 @@ class ClusterOperations:
 
     async def drained(self, broker: BrokerId, topics: Sequence[TopicName], timeout_seconds: float) -> DrainProgress:
         """Waits until no topic is pending, `timeout_seconds` at most; then a moment until the broker is called drained,
-        which the leader does when somebody else has the last one.
+        which the leader does when another broker serves the last one.
         """
         deadline = self._clock.elapsed() + timeout_seconds
         while True:
@@ -255,7 +255,7 @@ class ClusterOperations:
             left = deadline - self._clock.elapsed()
             if left <= 0:
                 return progress
-            await self._view.changed(version, min(left, LOOK_SECONDS))
+            await self._view.changed(version, min(left, VIEW_WAIT_SECONDS))
 
     async def activate(self, broker: BrokerId, reason: str = "") -> None:
         """The broker may be given topics again. Raises BrokerUnknown."""
@@ -323,21 +323,21 @@ class ClusterOperations:
                     moving[move.topic] = move
                     count += 1
             if waiting:
-                await self._view.changed(version, LOOK_SECONDS)
+                await self._view.changed(version, VIEW_WAIT_SECONDS)
         log.info(
             "rebalancing by hand was begun in full", extra={"moves": count + len(begun), "of": len(begun) + len(rest)}
         )
         return count
 
     def _has_arrived(self, topic: TopicName) -> bool:
-        """Or was given up, or taken by another."""
+        """At its target, or the move was given up, or another broker has it."""
         seen = self._view.markers.get(topic)
         return seen is None or bool(seen.value.error) or seen.value.reason != REBALANCE
 
     async def _begin(self, move: Move) -> bool:
         if move.to_broker not in self._view.active() or self._view.hosts.get(move.topic) != move.from_broker:
             return False
-        # Entries of the history are named by their time, and several moves begin at once.
+        # Entries of the history are named by their time, and several moves begin at the same time.
         now_ms = max(self._clock.time_us() // 1000, self._last_ms + 1)
         self._last_ms = now_ms
         start = start_of(move, now_ms)

@@ -18,7 +18,7 @@ from pydanube.ports import Clock, LeaseId, Put
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 1.0
+REPORT_RETRY_SECONDS: Final = 1.0
 
 
 class Reports:
@@ -39,7 +39,7 @@ class Reports:
     async def run(self) -> NoReturn:
         reporting, under = Reporting(), self._membership.lease.id
         while True:
-            wait = min(self._interval_seconds, RETRY_SECONDS)
+            wait = min(self._interval_seconds, REPORT_RETRY_SECONDS)
             if self._membership.may_serve():
                 broker, lease = self._membership.broker, self._membership.lease.id
                 if lease != under:  # with the last one went what was written

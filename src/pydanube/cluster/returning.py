@@ -1,7 +1,7 @@
 """This broker was away and is drained for it: with `rejoin: active` it takes topics again by itself, once it is home.
 
-When that may be is decided in `core/cluster/returning.py`. That it is home, its host says: what it had of topics that
-others have now is in the store.
+When that may be is decided in `core/cluster/returning.py`. Its host says whether it is home: what its disk
+had of topics that others own now is in the store.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pydanube.telemetry import ClusterMetrics
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
-LOOK_SECONDS_MAX: Final = 10.0
+RETURN_CHECK_SECONDS: Final = 1.0
+RETURN_CHECK_SECONDS_MAX: Final = 10.0
 
 
 class Returning:
@@ -50,12 +50,12 @@ class Returning:
         looks = 0
         while True:
             version = self._view.version
-            wait = LOOK_SECONDS_MAX
+            wait = RETURN_CHECK_SECONDS_MAX
             try:
                 due = self._due()
                 if due is not None:
                     looks += 1
-                    wait = min(max(due - self._clock.elapsed(), LOOK_SECONDS * looks), LOOK_SECONDS_MAX)
+                    wait = min(max(due - self._clock.elapsed(), RETURN_CHECK_SECONDS * looks), RETURN_CHECK_SECONDS_MAX)
                     if due <= self._clock.elapsed():
                         await self._try()
                 else:

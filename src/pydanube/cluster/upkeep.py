@@ -1,7 +1,7 @@
 """Keeps the metadata store from filling up: the leader has it forget its history, and every broker looks at its size.
 
-An etcd of one's own forgets nothing by itself unless it was told to. When its quota is used up it takes no change any
-more: no reservation, no claim, no lease.
+etcd compacts nothing by itself unless configured to. When its quota is used up it refuses every write: no reservation,
+no claim, no lease.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydanube.telemetry import ClusterMetrics
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 60.0
+USAGE_CHECK_SECONDS: Final = 60.0
 
 
 class Upkeep:
@@ -46,7 +46,7 @@ class Upkeep:
                 await self._look()
             except Unavailable as error:
                 log.warning("size of the metadata store not known", extra={"why": str(error)})
-            await self._clock.sleep(LOOK_SECONDS)
+            await self._clock.sleep(USAGE_CHECK_SECONDS)
 
     async def _look(self) -> None:
         usage = await self._store.usage()

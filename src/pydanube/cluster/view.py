@@ -1,7 +1,7 @@
 """What this broker knows of its cluster: a copy of everything below `/cluster/`.
 
-The copy is kept fresh by a watch, and made anew from a list every 30 s, when the watch breaks, and when somebody was
-refused a write because the copy was old. A lost event costs time, never correctness: every write that rests on the copy
+The copy is kept fresh by a watch, and made anew from a list every 30 s, when the watch breaks, and when a write was
+refused because the copy was old. A lost event costs time, never correctness: every write that rests on the copy
 compares the revisions of what it rests on.
 
 Values that are none of ours are left alone and not seen; the log names them once.
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RELIST_SECONDS: Final = 30.0
-RETRY_SECONDS: Final = 0.2
-RETRY_SECONDS_MAX: Final = 5.0
+VIEW_WATCH_RETRY_SECONDS: Final = 0.2  # doubled with every failure
+VIEW_WATCH_RETRY_SECONDS_MAX: Final = 5.0
 
 
 class Seen(NamedTuple, Generic[T]):
@@ -78,7 +78,7 @@ class View:
         self._quiet: dict[BrokerId, LoadReport] = {}
         self._tally = LoadTally()
         self._revisions: dict[str, Revision] = {}
-        self._gone: dict[str, Revision] = {}  # what this process has deleted, until the watch tells of it
+        self._gone: dict[str, Revision] = {}  # what this process has deleted, until the watch reports it
         self._lives: dict[BrokerId, _Life] = {}
         self._listed = False
         self._complained: dict[str, Revision] = {}
@@ -151,7 +151,7 @@ class View:
         return silent_before_end(self._ttl_seconds)
 
     def doubt(self) -> None:
-        """This process lost its own lease: it has seen nobody die, perhaps the store was away for all of them."""
+        """This process lost its own lease: no death it saw counts, perhaps the store was unreachable for all."""
         now = self._clock.elapsed()
         for broker, life in self._lives.items():
             life.is_old, life.since = True, now
@@ -160,7 +160,7 @@ class View:
     # --- writing ------------------------------------------------------------------------------------
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
-        """As the store's; what it changed is seen at once. After a refusal what was compared is read again."""
+        """As the store's; its changes are in the view immediately. After a refusal what was compared is read again."""
         revision = await self._store.transact(compares, operations)
         if revision is None:
             await self.look_again([compare.key for compare in compares if compare.key.startswith(keys.CLUSTER)])
@@ -169,7 +169,7 @@ class View:
         return revision
 
     def notice(self, operations: Sequence[Put | Delete], revision: Revision) -> None:
-        """This process has written that: what concerns the cluster is seen before the watch tells of it."""
+        """This process has written that: what concerns the cluster is in the view before the watch reports it."""
         self._apply(
             Event(operation.key, operation.value if isinstance(operation, Put) else None, revision)
             for operation in operations
@@ -184,7 +184,7 @@ class View:
     # --- keeping it fresh ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Watches and lists for ever."""
+        """Watches and lists until cancelled."""
         failures = 0
         while True:
             begun = self._clock.elapsed()
@@ -195,9 +195,10 @@ class View:
             except Unavailable as error:
                 failures += 1
                 log.warning("cluster view is not fresh", extra={"why": str(error), "failures": failures})
-                await self._clock.sleep(min(RETRY_SECONDS * 2.0 ** min(failures, 10), RETRY_SECONDS_MAX))
-            if self._clock.elapsed() - begun < RETRY_SECONDS:
-                await self._clock.sleep(RETRY_SECONDS)  # a watch that ends at once must not become a busy loop
+                pause = min(VIEW_WATCH_RETRY_SECONDS * 2.0 ** min(failures, 10), VIEW_WATCH_RETRY_SECONDS_MAX)
+                await self._clock.sleep(pause)
+            if self._clock.elapsed() - begun < VIEW_WATCH_RETRY_SECONDS:
+                await self._clock.sleep(VIEW_WATCH_RETRY_SECONDS)  # no busy loop over a watch that ends immediately
 
     async def refresh(self) -> Revision:
         """Makes the copy anew; returns a revision after which to watch."""
@@ -207,7 +208,7 @@ class View:
         return after
 
     async def look_again(self, doubtful: Sequence[str]) -> None:
-        """Reads a few keys that may be others than they seem: much less than to make the whole copy anew."""
+        """Reads a few keys that may be stale: much cheaper than making the whole copy anew."""
         base = await self._store.transact([], [])
         assert base is not None, "nothing was compared"
         items = await asyncio.gather(*map(self._store.get, doubtful))

@@ -26,7 +26,8 @@ from pydanube.core.dispatch.consumer_window import UNACKED_MAX_DEFAULT
 from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName
-from pydanube.core.policies import MIB, UNLIMITED, TopicPolicy
+from pydanube.core.policies import UNLIMITED, TopicPolicy
+from pydanube.core.units import MIB
 from pydanube.errors import ConfigError
 
 Mode: TypeAlias = Literal["cluster", "standalone"]
@@ -50,7 +51,7 @@ SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azblob": "az"}
 class BrokerConfig:
     """Where the broker listens, host:port; port 0 is one of the system's choice.
 
-    The URLs are what clients are told; None: `http://` and the client address as bound.
+    The URLs are advertised to clients; None: `http://` and the client address as bound.
     """
 
     client_addr: str = "127.0.0.1:6650"
@@ -75,7 +76,7 @@ class DispatchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
-    """`url` is where the cloud tier keeps objects. None: a directory beside the log, which a cluster cannot have."""
+    """`url` is where the cloud tier keeps objects. None: a directory next to the log, which a cluster cannot have."""
 
     url: str | None = None
     options: Mapping[str, object] = field(default_factory=dict, repr=False)  # credentials among them
@@ -91,7 +92,7 @@ class StorageConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Metadata is in the etcd that `etcd` names, or in members that brokers run beside themselves (`seed_nodes`)."""
+    """Metadata is in the etcd that `etcd` names, or in members that brokers run themselves (`seed_nodes`)."""
 
     cluster_name: str = "standalone"
     raft_addr: str = "127.0.0.1:7650"  # where members of the metadata store talk to each other
@@ -145,13 +146,13 @@ class Config:
     load_manager: LoadManagerConfig = LoadManagerConfig()
     stream: StreamConfig = STREAM
     lines: LinesConfig = LinesConfig()
-    web_addr: str = WEB_ADDR  # where the web admin listens, beside the broker; empty: nowhere
+    web_addr: str = WEB_ADDR  # where the web admin of the broker listens; empty: it does not
     warnings: tuple[str, ...] = ()
     given: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)  # what the file sets, by key
 
     @property
     def objects_url(self) -> str:
-        """Where history is kept: beside the log, unless the configuration says where."""
+        """Where history is kept: next to the log, unless the configuration says where."""
         return self.storage.url or (Path(self.data_dir).absolute() / OBJECTS).as_uri()
 
 

@@ -31,7 +31,7 @@ from pydanube.config.checks import (
 from pydanube.config.stream import FRAME_BYTES_MAX, FRAME_BYTES_MIN
 from pydanube.core.commit.sessions import IDLE_HOURS_MIN, SESSIONS_LIMIT
 from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
-from pydanube.core.policies import MIB
+from pydanube.core.units import MIB
 
 if TYPE_CHECKING:
     from pydanube.config import Config

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydanube.core.policies import MIB
+from pydanube.core.units import MIB
 
 FRAME_BYTES_MIN: Final = 64 * 1024  # what a greeting may have
 FRAME_BYTES_MAX: Final = 64 * MIB + 128 * 1024  # the largest batch, and a command
@@ -39,5 +39,5 @@ class StreamConfig:
 
     @property
     def scheme(self) -> str:
-        """Of the URLs that clients are told."""
+        """Of the URLs that are advertised to clients."""
         return "danube" if self.cert_file is None else "danube+tls"

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Final, Self
 
 from pydanube.core.history.tiers import Retention
+from pydanube.core.units import MIB
 from pydanube.errors import ConfigError
 
 
@@ -32,6 +33,7 @@ class SubscriptionKind(enum.Enum):
     KEY_SHARED = "KeyShared"
 
 
+SUBSCRIPTION_TYPES: Final = tuple(SubscriptionKind)  # by the number that both protocols give them
 # As people write them, in commands, in the client and on the pages.
 TYPE_NAMES: Final = ("exclusive", "shared", "failover", "key_shared")
 
@@ -42,8 +44,8 @@ def type_name(text: str) -> str | None:
     return next((name for name in TYPE_NAMES if name.replace("_", "") == letters), None)
 
 
-MIB: Final = 1 << 20
 U32_MAX: Final = (1 << 32) - 1
+RETENTION_UNIT_BYTES: Final = MIB  # what `retention_mb` counts in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,9 @@ class TopicPolicy:
     @property
     def retention(self) -> Retention:
         """When history may be forgotten, in the terms of the cloud tier."""
-        return Retention(seconds=self.retention_minutes * 60.0 or None, size_bytes=self.retention_mb * MIB or None)
+        return Retention(
+            seconds=self.retention_minutes * 60.0 or None, size_bytes=self.retention_mb * RETENTION_UNIT_BYTES or None
+        )
 
     def allows_producer(self, present: int) -> bool:
         return _below(present, self.max_producers_per_topic)
@@ -112,9 +116,9 @@ def effective(topic: Mapping[str, object] | None, namespace: Mapping[str, object
 
 
 RETENTION: Final = ("retention_minutes", "retention_mb")
-RETENTION_SET: Final = "retention_set"  # beside a namespace's policy: an operator chose its retention
+RETENTION_SET: Final = "retention_set"  # next to a namespace's policy: an operator chose its retention
 LIMITS: Final = tuple(UNLIMITED.limits())
-LIMITS_SET: Final = "limits_set"  # beside a namespace's policy: the names of the limits that an operator chose
+LIMITS_SET: Final = "limits_set"  # next to a namespace's policy: the names of the limits that an operator chose
 
 
 def configured(policy: TopicPolicy, stored: Mapping[str, object] | None) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """A batch: the unit that producers send, the log stores and readers receive. Its body is one Arrow record batch.
 
 The header is drawn in `batch_header.py`, the columns are in `envelope.py`; names of both can be imported from here.
-`parse` takes bytes from anybody and believes nothing; a Batch that came through it can be stored and mapped by every
+`parse` takes untrusted bytes and checks everything; a Batch that came through it can be stored and mapped by every
 later reader. Few rows are written and read without Arrow, byte for byte as it would (`small_batch.py`).
 """
 
@@ -258,7 +258,7 @@ def with_attribute(batch: Batch, name: str, value: str) -> Batch:
 
 
 def parse(buffer: Buffer) -> Batch:
-    """The one batch that `buffer` is, from anybody: checksums, lengths, codec, Arrow structure, schema and
+    """The one batch that `buffer` is, untrusted: checksums, lengths, codec, Arrow structure, schema and
     values are all verified, because every later reader maps these bytes without looking again.
     """
     batch = load(buffer)

@@ -1,6 +1,6 @@
 """The envelope: the columns of a batch's body, one message as values, and what must be true of both.
 
-Bytes that anybody may have sent are looked at here before Arrow acts on them (`validated`).
+Untrusted bytes are checked here before Arrow acts on them (`validated`).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def columns_of(
     producer_name: str | None = None,
     attributes: Sequence[Mapping[str, str] | None] | None = None,
 ) -> pa.RecordBatch:
-    """As `rows_of`, from columns, for whoever makes many: nothing is done per message where all are alike.
+    """As `rows_of`, from columns, for callers with many messages: nothing is done per message where all are alike.
 
     `publish_times` are the bytes of one i64 per message. None: no message has a key, or attributes.
     """
@@ -183,7 +183,7 @@ def _bounds(payload: pa.Array) -> memoryview:
     offsets = payload.buffers()[1]
     if offsets is None or len(payload) == 0:
         return memoryview(b"")
-    # Whoever wrote the buffer may have made it longer than needed, and by an odd number of bytes.
+    # Its writer may have made the buffer longer than needed, and by an odd number of bytes.
     return memoryview(offsets)[payload.offset * 4 : (payload.offset + len(payload) + 1) * 4].cast("i")
 
 

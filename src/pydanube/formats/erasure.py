@@ -39,7 +39,7 @@ class Erased(NamedTuple):
 
 
 class UnreadableBatch(NamedTuple):
-    """Offsets [first, end) of a raw object whose batch cannot be decoded, so nobody knows which keys it has."""
+    """Offsets [first, end) of a raw object whose batch cannot be decoded, so its keys are not known."""
 
     first: int
     end: int

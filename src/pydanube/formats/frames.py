@@ -21,8 +21,8 @@ from pydanube.ports import Buffer
 F = TypeVar("F")
 
 COMMAND_SIZE_MAX: Final = (1 << 16) - 1
-HANDSHAKE_SIZE_MAX: Final = 64 * 1024  # of frames before the handshake is over: nobody is known yet
-FRAME_SIZE_LIMIT: Final = 64 * 1024 * 1024 + 128 * 1024  # the largest batch and command; nobody may announce more
+HANDSHAKE_SIZE_MAX: Final = 64 * 1024  # of frames before the handshake is over: the peer is not known yet
+FRAME_SIZE_LIMIT: Final = 64 * 1024 * 1024 + 128 * 1024  # the largest batch and command; no peer may announce more
 BODY_ALIGNMENT: Final = 8  # of every body in memory, as Arrow likes its buffers
 
 _PREFIX: Final = struct.Struct("<IH")
@@ -39,7 +39,7 @@ class FrameCutter(Generic[F]):
         if decoder.violation is not None:
             ...  # send it, close
 
-    After a violation there is no next frame: nobody can say where one would begin.
+    After a violation there is no next frame: where one would begin is not known.
     """
 
     __slots__ = ("_command_length", "_head", "_make", "_missing", "_partial", "frame_size_max", "violation")
@@ -63,7 +63,7 @@ class FrameCutter(Generic[F]):
         """The frames that `data` completes, in order.
 
         Raises ProtocolViolation. Frames in front of the violation are returned first: then `violation` is set, and
-        every later call raises it. So what a peer is told does not depend on how its bytes were cut.
+        every later call raises it. So the answer to a peer does not depend on how its bytes were cut.
         """
         if self.violation is not None:
             raise self.violation
@@ -117,7 +117,7 @@ class FrameCutter(Generic[F]):
             self._head = bytes(data[position:])
 
     def _completed(self, partial: bytearray) -> F:
-        self._partial = None  # whoever holds the body owns the memory now
+        self._partial = None  # the holder of the body owns the memory now
         view = memoryview(partial).toreadonly()
         command_at = -self._command_length % BODY_ALIGNMENT
         body_at = command_at + self._command_length
@@ -144,7 +144,7 @@ def encode_frame(command: bytes, *body: Buffer) -> list[Buffer]:
 
 def _body(data: Buffer, first: int, end: int) -> memoryview:
     """The body at [first, end) of one read: a view of it if that is aligned, safe and keeps little else alive."""
-    # A bytes object never changes, and begins aligned. A small body is copied, because whoever keeps it (a cache of
+    # A bytes object never changes, and begins aligned. A small body is copied, because its holder (a cache of
     # batches) would keep the whole read for it.
     if type(data) is bytes and first % BODY_ALIGNMENT == 0 and 2 * (end - first) >= len(data):
         return memoryview(data)[first:end]

@@ -4,8 +4,8 @@
     record    | 64-byte header | table of entries | groups, byte for byte as they stand in their segments |
     entry     | segment_id, position, length, path length | path |
 
-A journal is written and synced to its full capacity before its first record, so writing a record allocates nothing
-and cannot fail for want of room. An emptied one is used again under a new id, which its old records do not have.
+A journal is written and synced to its full capacity before its first record, so writing a record allocates nothing and
+cannot fail because the disk is full. An emptied one is used again under a new id, which its old records do not have.
 
 Record n is written only after n-1 is synced. Redo copies every entry to its position; the bytes for a position below a
 segment's end are always the same, so doing it twice changes nothing.

@@ -12,8 +12,8 @@ read back can be compared with what was in the log. Nothing that a reader uses i
 has the footer's, the footer has every row group's, and both are compared before Arrow sees a byte.
 
 A merged object is the same, but what its footer calls batches are the rows of one row group and one epoch: where
-producers' batches began is not kept for ever. Who sent is: danube.producers has the first batch of every session in
-every epoch, by which rescued messages are compared with what was sent again.
+producers' batches began is not kept in merged objects. Who sent is: danube.producers has the first batch of every
+session in every epoch, by which rescued messages are compared with what was sent again.
 
 `parquet_write.py` and `parquet_read.py` do it; here is what both know. Everything is CPU work on bytes; callers run it
 away from the event loop.
@@ -32,11 +32,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
+from pydanube.core.units import MIB
 from pydanube.errors import InvalidBatch, InvalidObject
 from pydanube.formats.batch import ENVELOPE, PUBLISH_TIME_MIN, Batch, load
 from pydanube.ports import Buffer
-
-MIB: Final = 1 << 20
 
 ROW_BYTES: Final = 64  # what a row takes in memory and hardly in a file: offsets, times, numbers
 

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
+from pydanube.core.units import MIB
 from pydanube.errors import InvalidBatch, InvalidObject
 from pydanube.formats.batch import ENVELOPE, Batch, decode, encode, logical_crc, stamp
 from pydanube.formats.parquet import (
     GROUP_RECORD,
     I64_MAX,
-    MIB,
     Footer,
     RowGroup,
     StoredBatch,
@@ -114,7 +114,7 @@ def read_row_group(footer: Footer, number: int, data: Buffer) -> list[Batch]:
     """The messages of a row group as batches, its checksums verified. `data` is that part of the object.
 
     A batch here is not one that a producer sent: rows that follow each other in one epoch are put together. They are
-    decoded a batch at a time, so that beside `data` and what is returned there is never much in memory.
+    decoded a batch at a time, so that in addition to `data` and the result there is never much in memory.
     """
     group = footer.row_groups[number]
     where = f"offsets {group.first_offset} to {group.end_offset - 1}"

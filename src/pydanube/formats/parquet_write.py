@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
+from pydanube.core.units import MIB
 from pydanube.errors import InvalidBatch, InvalidObject
 from pydanube.formats.batch import ENVELOPE, Batch, decode, logical_crc
 from pydanube.formats.parquet import (
@@ -19,7 +20,6 @@ from pydanube.formats.parquet import (
     COLUMNS,
     GROUP_RECORD,
     I64_MAX,
-    MIB,
     Encoded,
     StoredBatch,
     add_producers,
@@ -117,7 +117,7 @@ def _pieces(batches: Sequence[Batch]) -> Iterator[list[_Piece]]:
 
 def _table(pieces: Sequence[_Piece]) -> pa.Table:
     """One row group with all columns; per batch, not per message."""
-    # Some at a time: Arrow puts thousands of small batches together, and lets go of them, without letting go of the
+    # Some at a time: Arrow puts thousands of small batches together, and frees them, without releasing the
     # interpreter: 60 ms for a row group of ten messages per batch, in which the event loop stands still.
     envelope = pa.concat_tables(
         _envelope(pieces[first : first + PIECES_AT_ONCE]) for first in range(0, len(pieces), PIECES_AT_ONCE)

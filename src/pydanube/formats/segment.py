@@ -3,10 +3,10 @@
     segment   | magic, lengths, id, topic, epoch, first_offset, created, link, times, crc | producer snapshot | groups …
     group     | 64-byte header | batch | pad to 8 | batch | pad to 8 | …
 
-One group is what one commit added to one file. Its header names the segment (a random id that nobody outside has
+One group is what one commit added to one file. Its header names the segment (a random id that no client has
 seen, so no other bytes can pass for a group), its number, and `durable_before`: everything below that position was
 safe when this group was written. From that recovery knows what bad bytes mean: below a later group's
-`durable_before` they are damage, at the end they are a torn write that nobody was told about.
+`durable_before` they are damage, at the end they are a torn write that was never acknowledged.
 
 The link {previous_id, previous_end} in a segment's header bounds the segment before it: whatever stands there at or
 beyond previous_end does not exist.
@@ -95,7 +95,7 @@ def file_name(first_offset: int, segment_id: int) -> str:
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
     snapshot = header.snapshot
-    assert len(snapshot) <= SNAPSHOT_LENGTH_MAX, "nobody could read it"
+    assert len(snapshot) <= SNAPSHOT_LENGTH_MAX, "recovery could not read it"
     total = SEGMENT_HEADER_SIZE + len(snapshot) + pad(len(snapshot))
     fields = (SEGMENT_MAGIC, total, len(snapshot), *header[:-1])
     crc = crc32c(snapshot, crc32c(_SEGMENT.pack(*fields, 0)[:-4]))

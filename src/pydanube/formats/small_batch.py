@@ -6,7 +6,7 @@
 
 Arrow has a fixed price per batch, and it is highest where it hurts most: one message at a time finds its code cold
 (measured: 260 µs to write and 125 µs to check one message, a fifth of that in a loop). One batch of few rows is little
-more than a table of numbers, which is written here at once. The metadata of all batches of the envelope is the same
+more than a table of numbers, which is written here directly. The metadata of all batches of the envelope is the same
 but for that table, so an example that Arrow has written is all there is to know about it.
 
 `check` knows one layout, the one that `write` makes. It never says that a body is bad: what is laid out in another
@@ -43,7 +43,7 @@ _TIMES: Final = tuple(struct.Struct(f"<{count}q") for count in range(ROWS_MAX + 
 
 
 class Sizes(NamedTuple):
-    """What a layout depends on, beside the bytes of all payloads: rows, nulls, and bytes of text."""
+    """What a layout depends on, in addition to the bytes of all payloads: rows, nulls, and bytes of text."""
 
     rows: int
     key_nulls: int

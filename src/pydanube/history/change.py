@@ -1,6 +1,6 @@
 """A change of a topic's history, as a value: what one transaction writes, and what its owner knows afterwards.
 
-Everything here is a plain function of plain values. `TopicTier.apply` carries a change out, and nobody else does.
+Everything here is a plain function of plain values. Only `TopicTier.apply` carries a change out.
 """
 
 from __future__ import annotations

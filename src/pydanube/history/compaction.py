@@ -4,7 +4,7 @@ the new object and swaps the descriptors.
     put by a job ─► the owner reads it, every byte against its checksums ─► one transaction ─► the old ones are garbage
                     one for one: and every row against the old object, equal or erased (formats/erasure.py)
 
-A job that dies before leaves an object that nobody describes; the sweep removes it. Readers that are at an old object
+A job that dies before leaves an object without a descriptor; the sweep removes it. Readers that are at an old object
 have until the next sweep but one, and find the new one if they come later.
 """
 

@@ -1,4 +1,4 @@
-"""Objects of one topic that nobody describes, and since when that is known."""
+"""Objects of one topic without a descriptor, and since when that is known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Garbage:
         return name in self._since
 
     def add(self, *names: str) -> None:
-        """From now on nobody describes them, or nobody does yet."""
+        """They have no descriptor any more, or none yet."""
         self._since.update(dict.fromkeys(names, self._clock.elapsed()))
 
     def discard(self, *names: str) -> None:

@@ -2,8 +2,8 @@
 
 Every topic that lies on this disk, and is not open here, is one of these:
 
-    deleted, or made by nobody                                nothing of it is wanted
-    ours by its owner key, from a session that is over        somebody else is about to take it: an orphan to come
+    deleted, or never created                                 nothing of it is wanted
+    ours by its owner key, from a session that is over        another broker is about to take it: an orphan to come
     another's, with an orphan of ours that was not brought    the owner asks, and `rescue.py` brings it
     another's, without one                                    at home
 
@@ -25,7 +25,7 @@ from pydanube.history.side_by_side import gather_bounded
 from pydanube.log.layout import WAL
 from pydanube.ports import Disk, MetadataStore
 
-AT_ONCE: Final = 8
+TOPICS_AT_ONCE: Final = 8
 
 
 class Homecoming:
@@ -46,7 +46,7 @@ class Homecoming:
         if self._session != session:
             self._doubtful = await self._on_disk()
             self._session = session
-        results = await gather_bounded([partial(self._why_not, name) for name in self._doubtful], AT_ONCE)
+        results = await gather_bounded([partial(self._why_not, name) for name in self._doubtful], TOPICS_AT_ONCE)
         left: list[tuple[TopicName, str]] = []
         for name, result in zip(self._doubtful, results, strict=True):
             if isinstance(result, BaseException):

@@ -5,7 +5,7 @@
                         └─ anything else ─► stays: it may be the only copy
 
 Nothing here remembers what was sealed, adopted or given up: the files are compared with what the store says now. What
-is covered once is covered for ever, so nobody has to own the topic for that. The attacks on this rule, and why they
+is covered once stays covered, so the topic needs no owner for that. The attacks on this rule, and why they
 fail, are in docs/adr/0003-the-cluster.md.
 """
 
@@ -36,7 +36,7 @@ from pydanube.ports import Disk
 
 log = logging.getLogger(__name__)
 
-READ_BYTES: Final = 1024 * 1024
+CHECK_READ_BYTES: Final = 1024 * 1024
 
 
 async def epochs_on(disk: Disk, name: TopicName) -> list[int]:
@@ -103,7 +103,7 @@ def _told(name: TopicName, epoch: int) -> dict[str, object]:
 async def _decide(disk: Disk, epoch: RecoveredEpoch) -> None:
     """Durably: what a crash leaves of it is taken for removed, not for damaged."""
     gone = Checkpoint(first_offset=epoch.end_offset, finished=True, end_offset=epoch.end_offset)
-    with contextlib.suppress(DiskFull):  # then it goes without: that makes room
+    with contextlib.suppress(DiskFull):  # then it goes without: that frees space
         await replace_file(disk, f"{epoch.directory}/{CHECKPOINT}", gone.to_bytes())
 
 
@@ -112,7 +112,7 @@ async def _is_readable(closed: ClosedLog, gaps: Sequence[tuple[int, int]]) -> bo
     try:
         for first, end in gaps:
             reader = closed.reader(first)
-            while reader.offset < end and await reader.read(READ_BYTES):
+            while reader.offset < end and await reader.read(CHECK_READ_BYTES):
                 pass
     except (LogDamaged, OffsetOutOfRange):
         return False

@@ -4,12 +4,12 @@ may leave the disk because they are there.
     merge       put the large object ─► swap descriptors ─► the small ones are garbage
     manifest    put the list ─► name it and delete the keys ─► the list before it is garbage
     retention   first_offset moves ─► descriptors go ─► their objects are garbage
-    sweep       garbage that nobody can be reading any more goes
+    sweep       garbage that no reader can be using any more goes
     free        what is in the store, and old or too much, leaves the disk
 
-Everything in between two arrows may be the last thing a process does. Each function takes a tier that nobody else works
-on, and leaves what is known of it true whenever it raises. A process deletes objects only after a change that it could
-make only as the owner, and only such as nobody can describe any more.
+Everything in between two arrows may be the last thing a process does. Each function has the tier to itself, and leaves
+what is known of it true whenever it raises. A process deletes objects only after a change that it could make only as
+the owner, and only such as can get no descriptor any more.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Maintenance:
 
     async def move_first_offset(self, first: int) -> None:
         """History begins at `first`: that is stored, then the descriptors of whole objects below go. Their objects are
-        garbage, as merged ones are: whoever reads a table or a snapshot that names them has `garbage_seconds` to end.
+        garbage, as merged ones are: a reader of a table or a snapshot that names them has `garbage_seconds` to finish.
 
             the process ends                 stored               objects     what follows
             ───────────────────────────────  ───────────────────  ──────────  ────────────────────────────────────────
@@ -139,7 +139,7 @@ class Maintenance:
     # --- sweep ------------------------------------------------------------------------------------------
 
     async def sweep(self) -> list[str]:
-        """Removes objects that nobody describes: of this epoch, or of an older one that is no orphan's.
+        """Removes objects without a descriptor: of this epoch, or of an older one that is no orphan's.
 
         Returns their names. Only such that were seen so for some time: a reader may still be at it.
         """
@@ -173,8 +173,8 @@ class Maintenance:
         """Lets the log drop segments that history does not want any more, or that are in the store and old or too much.
 
         Returns the log's new first offset; None if nothing went. A segment with a range that could not be uploaded
-        stays, and what comes behind it: it may be the only copy. Of what is in the store `excess_bytes` go at once, be
-        they young and few: the newest segment too, if the others are not enough.
+        stays, and what comes behind it: it may be the only copy. Of what is in the store `excess_bytes` go immediately,
+        however young and few: the newest segment too, if the others are not enough.
         """
         tier = self._tier
         await tier.refresh_if_stale()
@@ -195,7 +195,7 @@ class Maintenance:
             excess_bytes -= segment.end
         if not before:
             return None
-        # Once begun it is finished, whoever gives up here: closing the log waits for it.
+        # Once begun it is finished, also if the caller is cancelled: closing the log waits for it.
         freeing = asyncio.ensure_future(topic_log.truncate(before))
         freeing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(freeing)
@@ -212,7 +212,7 @@ class Maintenance:
         return min((first for place in damaged for first, _ in objects.missing(*place)), default=math.inf)
 
     async def _end_newest(self, topic_log: TopicLog, excess_bytes: int) -> None:
-        """The newest segment stays on the disk, whoever has its messages; so it is ended if it has to go."""
+        """The newest segment stays on the disk even if the store has its messages; so it is closed if it has to go."""
         newest = topic_log.segments[-1] if topic_log.segments else None
         if newest is None or newest.end_offset == newest.first_offset:
             return

@@ -3,7 +3,7 @@
     Recipe ─► what it is made of ─► build_object ─► put ─► read back, compare ─► Built
               (objects are fetched)  (checksums)
 
-`store_object` is that line, whoever runs it: the broker, with its threads, or another process, which opens the store
+`store_object` is that line, wherever it runs: the broker, with its threads, or another process, which opens the store
 itself and keeps the object. Everything is a plain function of plain values, so that it can. What is large is a
 memoryview, which goes there without a copy.
 """
@@ -25,13 +25,13 @@ from pydanube.ports import Buffer, Elsewhere, ObjectInfo, ObjectStore
 
 T = TypeVar("T")
 
-LARGE_BYTES: Final = 16 * 1024  # not copied: to look at it costs less
+UNCOPIED_FROM_BYTES: Final = 16 * 1024  # not copied: to look at it costs less
 READ_BACK_BYTES: Final = 4 * 1024 * 1024
 BATCHES_AT_ONCE: Final = 32  # at most half a megabyte is copied, with the interpreter lock held
 
 
 class RunInWorker(Protocol):
-    """Calls the function where it disturbs nobody."""
+    """Calls the function off the event loop."""
 
     def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...
 
@@ -135,7 +135,7 @@ async def store_elsewhere(key: str, recipe: Recipe, elsewhere: Elsewhere) -> Bui
 
 
 async def _put_checked(store: ObjectStore, key: str, data: Buffer, run: RunInWorker) -> ObjectInfo:
-    """Piece by piece: to free 64 MiB stops everybody for some milliseconds."""
+    """Piece by piece: freeing 64 MiB stops all threads for some milliseconds."""
     info = await store.put(key, [data], create=True)
     given = memoryview(data)
     for position in range(0, given.nbytes, READ_BACK_BYTES):
@@ -160,7 +160,7 @@ def pack(batches: Sequence[Batch]) -> Iterator[list[memoryview]]:
         small: list[Buffer] = []
         for batch in batches[first : first + BATCHES_AT_ONCE]:
             for buffer in batch.buffers:
-                if len(buffer) < LARGE_BYTES:
+                if len(buffer) < UNCOPIED_FROM_BYTES:
                     small.append(buffer)
                 else:
                     pieces += [memoryview(b"".join(small)), memoryview(buffer)]

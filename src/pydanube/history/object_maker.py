@@ -1,4 +1,4 @@
-"""Has the objects of one topic built, stored and compared: here, or in the process beside the broker.
+"""Has the objects of one topic built, stored and compared: here, or in the worker process.
 
 small, or clients wait for it      built in a thread, put by the broker
 large, the store is a directory    built in the other process, put by the broker: there is one pace for its disk

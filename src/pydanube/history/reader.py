@@ -2,9 +2,9 @@
 
     offset ─► descriptor ─► footer (cached) ─► row group (cached, the next one fetched ahead) ─► batches
 
-What is fetched is shared: subscriptions at the same place cost one download. Memory is bounded in bytes over everybody.
-An object that is gone is looked up again, because the owner may have merged it; one that is really missing or damaged
-is an error for whoever reads that range, and is asked for again after a while.
+What is fetched is shared: subscriptions at the same place cost one download. Memory is bounded in bytes over all
+readers. An object that is gone is looked up again, because the owner may have merged it; one that is really missing or
+damaged is an error for readers of that range, and is fetched again after a while.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, Generic, TypeVar
 
-from pydanube.core.history.tiers import MIB, RAW, Descriptor
+from pydanube.core.history.tiers import RAW, Descriptor
+from pydanube.core.units import MIB
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import Batch, topic_hash
 from pydanube.formats.parquet import Footer, StoredBatch, footer_length, read_raw, summary
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 class _Shared(Generic[T]):
-    """Things that are loaded once and kept while there is room, the least used leaving first."""
+    """A cache bounded in bytes: loaded once, the least recently used leaving first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -64,7 +65,7 @@ class _Shared(Generic[T]):
         self.make_room(0)
 
     def make_room(self, size_bytes: int) -> None:
-        """For something that comes. What was used last stays: somebody is still reading it."""
+        """For a new entry. What was used last stays: a reader is still at it."""
         while self.size_bytes + size_bytes > self._bytes_max and len(self._kept) > 1:
             _, (_, size) = self._kept.popitem(last=False)
             self.size_bytes -= size
@@ -85,7 +86,7 @@ class _Shared(Generic[T]):
     def _ended(self, key: tuple[str, int], task: asyncio.Task[T]) -> None:
         self._loading.pop(key, None)
         if not task.cancelled():
-            task.exception()  # seen: a fetch ahead that nobody waits for is no news
+            task.exception()  # retrieved: a failed prefetch that no reader waits for is not logged
 
     def cancel(self) -> list[asyncio.Task[T]]:
         tasks = list(self._loading.values())
@@ -266,9 +267,9 @@ class CloudReader:
         return data
 
     def _fetch_ahead(self, tier: TopicTier, described: Descriptor, footer: Footer, number: int) -> None:
-        """Starts with the next row group, or the next object, while this one is consumed. Nobody waits for it."""
+        """Starts with the next row group, or the next object, while this one is consumed. A prefetch: not awaited."""
         if self._groups.loads >= LOADS_AT_ONCE:
-            return  # somebody needs the room more
+            return  # loads that readers wait for come first
         if number < len(footer.row_groups):
             key = (tier.key(described.object_id), number)
             if not self._groups.has(key) and key not in self._damaged:

@@ -3,12 +3,12 @@
     returned broker (drained or not)                     owner of the topic
                                                          has an orphan: asks its broker for it, in the rescue key
     rescue key names us
-      └─► read batches ─► raw objects ─► rescue key ──►  reads them, drops what was resent meanwhile, marks the rest,
+      └─► read batches ─► raw objects ─► rescue key ──►  reads them, drops what was resent since, marks the rest,
                                                          writes objects, descriptors and voids, removes orphan and key,
     orphan is gone: our files go  ◄───────────────────── tells its subscriptions: late, not lost
 
-Nobody but the owner writes what a topic's history is. Both sides may die between any two steps: the orphan stays until
-the one transaction that replaces it, and doing a step again makes another object that nobody describes.
+Only the owner writes what a topic's history is. Both sides may die between any two steps: the orphan stays until
+the one transaction that replaces it, and doing a step again makes another object without a descriptor.
 
 An orphan may be as large as a disk: it is brought and adopted object by object, and no more than one is in memory. Each
 is adopted in transactions of its own, which leave a smaller orphan, and the topic's uploads go on in between.
@@ -29,8 +29,9 @@ from pydanube.core.commit.sessions import Sessions
 from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.rescue import Brought, Numbered, first_resent, runs, wanted_of, wanted_to_bytes, was_resent
-from pydanube.core.history.tiers import MIB, Descriptor, object_name, rescue_name
+from pydanube.core.history.tiers import Descriptor, object_name, rescue_name
 from pydanube.core.names import BrokerId, TopicName
+from pydanube.core.units import MIB
 from pydanube.errors import DanubeError, InvalidObject, LogDamaged, OffsetOutOfRange, OwnershipLost
 from pydanube.formats.batch import Batch, cut
 from pydanube.formats.parquet import encode_raw, read_raw
@@ -46,12 +47,12 @@ from pydanube.ports import Clock, Compare, Delete, Item, MetadataStore, ObjectSt
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 5.0
+RESCUE_POLL_SECONDS: Final = 5.0
 OBJECT_BYTES: Final = 16 * MIB
-AT_ONCE: Final = 4  # topics whose orphans are adopted side by side, and lost epochs that are brought
-LARGE_BYTES: Final = 4 * MIB  # objects that are adopted one at a time: in memory they are several times as large
-READ_BYTES: Final = 4 * MIB
-READ_BETWEEN_GROUPS: Final = 1000  # offsets, while nobody's messages are committed
+RESCUES_AT_ONCE: Final = 4  # topics whose orphans are adopted side by side, and lost epochs that are brought
+ADOPTED_ALONE_BYTES: Final = 4 * MIB  # larger objects are adopted one at a time: in memory they are several times this
+RESCUE_READ_BYTES: Final = 4 * MIB
+READ_BETWEEN_GROUPS: Final = 1000  # offsets, while no messages are committed
 RUNS_MAX: Final = 30  # adopted in one transaction: an object and a void each
 RESCUED: Final = "x-danube-rescued"
 
@@ -79,15 +80,15 @@ class Rescuer:
         self._brought: set[tuple[TopicName, int]] = set()  # lost epochs on this disk that the store has, too
         self._adopted: dict[tuple[TopicName, int], tuple[Brought, int]] = {}  # how many objects of an orphan are done
         self._waiting: set[tuple[TopicName, int]] = set()  # orphans with sessions, that wait for newer ones
-        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._at_once = asyncio.Semaphore(RESCUES_AT_ONCE)
         self._one_large = asyncio.Semaphore(1)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Looks every few seconds until cancelled. What takes long keeps nobody else waiting."""
+        """Looks every few seconds until cancelled. Long work runs in a task per topic: the others do not wait."""
         try:
             while True:
-                await self._clock.sleep(LOOK_SECONDS)
+                await self._clock.sleep(RESCUE_POLL_SECONDS)
                 for topic in self._topics.loaded:
                     if keeps_history(topic) and topic.orphans:
                         self._start(topic.name, self._adopt_in_turn(topic))
@@ -123,7 +124,7 @@ class Rescuer:
             self._said.pop(what, None)
         except OwnershipLost:
             pass  # its new owner adopts
-        except (DanubeError, FileNotFoundError, ValueError) as error:  # also files that somebody was just removing
+        except (DanubeError, FileNotFoundError, ValueError) as error:  # also files that were just being removed
             if self._said.get(what) != str(error):
                 log.warning("rescue delayed", extra={"what": what, "why": str(error)})
             self._said[what] = str(error)
@@ -144,7 +145,7 @@ class Rescuer:
         async def answer(place: tuple[TopicName, int], item: Item) -> None:
             await self._try(f"{place[0]}, epoch {place[1]}", self._answer(*place, item))
 
-        for result in await gather_bounded([partial(answer, *each) for each in wanted], AT_ONCE):
+        for result in await gather_bounded([partial(answer, *each) for each in wanted], RESCUES_AT_ONCE):
             if isinstance(result, BaseException):
                 raise result
         for place in sorted(self._brought - asked.keys()):
@@ -160,7 +161,7 @@ class Rescuer:
     async def _forget(self, topic: TopicName, epoch: int) -> None:
         """The files of what was brought, now that it is in the store. What we have of later epochs stays.
 
-        After a restart nobody knows of them any more: they go when the topic comes back.
+        After a restart they are not known any more: they go when the topic comes back.
         """
         if self._topics.get(topic) is not None:
             return  # when it is closed; it goes with its files, or is looked at then
@@ -215,7 +216,7 @@ class Rescuer:
         reader = source.reader(offset)
         while reader.offset < end and size < OBJECT_BYTES:
             try:
-                read = await reader.read(READ_BYTES)
+                read = await reader.read(RESCUE_READ_BYTES)
                 if not read:
                     return batches, end  # the head
                 for batch in read:
@@ -289,7 +290,7 @@ class Rescuer:
         async with contextlib.AsyncExitStack() as held:
             batches: list[Batch] = []
             for key in map(tier.key, names):
-                if (await self._store.head(key)).size_bytes > LARGE_BYTES:
+                if (await self._store.head(key)).size_bytes > ADOPTED_ALONE_BYTES:
                     await held.enter_async_context(self._one_large)
                 batches += await self._work.run(partial(read_raw, await self._store.get(key)))
             yield [each for each in batches if each.header.topic_hash == topic.log.topic_hash]
@@ -308,7 +309,7 @@ class Rescuer:
         """What of these batches was not sent again becomes objects. The orphan ends behind them, or is gone."""
         await resent.look()
         async with topic.log.between_groups():
-            # From here on nobody takes a resend of what is kept for new, and nobody did before. A receipt that is given
+            # From here on no resend of what is kept is taken for new, and none was before. A receipt that is given
             # for it now holds: the orphan stands, and what was brought is in the store, until it is adopted.
             await resent.look_behind()
             kept = [batch for batch in batches if not was_resent(_numbered(batch), resent.first)]
@@ -466,7 +467,7 @@ async def _read_numbered(topic: ServedTopic, offset: int) -> dict[tuple[int, int
     head = topic.log.head
     while offset < head:
         try:
-            batches = await topic.log.read(offset, bytes_max=READ_BYTES)
+            batches = await topic.log.read(offset, bytes_max=RESCUE_READ_BYTES)
         except OffsetOutOfRange as gap:
             offset = max(gap.first, offset + 1)
             continue

@@ -2,7 +2,7 @@
 
     topic's policy, its retention fields ─► namespace's policy ─► 0: for ever
 
-What is set is in force at once on the topics that this broker serves, and at their next look on every other broker
+What is set is in force immediately on the topics that this broker serves, and at their next look on every other broker
 (`Uploader` reads the rule before it forgets anything).
 """
 

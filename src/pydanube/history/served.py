@@ -117,7 +117,7 @@ class ServedTopics(Protocol):
         ...
 
     async def retention(self, name: TopicName, /) -> Retention:
-        """What is stored now, whoever changed it."""
+        """What is stored now, whichever broker wrote it."""
         ...
 
     async def lost_log(self, name: TopicName, /) -> TopicLog | ClosedLog:

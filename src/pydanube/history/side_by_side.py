@@ -1,4 +1,4 @@
-"""Several things at once, but not all of them."""
+"""Runs things concurrently, up to a bound."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from pydanube.ports import ObjectStore
 log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
-KEPT: Final = 3  # of one topic: somebody may be reading the one before
+KEPT: Final = 3  # of one topic: a reader may be at the one before
 _NAME: Final = re.compile(r"_snapshot-(\d{20})-(\d{20})\.json")
 
 
@@ -103,7 +103,7 @@ def epoch_of_snapshot(name: str) -> int | None:
 
 
 class Snapshots:
-    """Writes the snapshots of one topic in one epoch. What fails is told, and tried again later."""
+    """Writes the snapshots of one topic in one epoch. A failure is logged, and tried again later."""
 
     def __init__(self, store: ObjectStore, prefix: str, epoch: int) -> None:
         self._store = store

@@ -92,7 +92,7 @@ class StorageDesk:
         return await all_descriptors(cloud.store, await read_state(self._metadata, name))
 
     def tiers(self, topic: ServedTopic) -> Tiers:
-        """From what is in memory: asks nobody."""
+        """From what is in memory: calls no store."""
         objects = topic.storage.tier.objects if topic.storage else ()
         described = OffsetRanges((each.start_offset, each.end) for each in objects)
         return Tiers(
@@ -196,7 +196,7 @@ class StorageDesk:
         await self._delete(cloud, report, _garbage(report, described))
 
     async def _remove_deleted(self, cloud: Cloud, verifier: TierVerifier) -> None:
-        """Of a topic that is no more. Whoever makes it again begins with a newer epoch, so nobody can want these."""
+        """Of a topic that was deleted. One that is created again begins with a newer epoch, so these are not needed."""
         item = await self._metadata.get(keys.owner(verifier.state.topic))
         revision = item.revision if item else 0
         doomed = _garbage(verifier.report, ())

@@ -7,7 +7,7 @@
 One task at a time works on a topic (`history/uploader.py` sees to that). Every change of descriptors is one transaction
 that compares the owner key, so two owners never describe the same offset, and the `history` key with what it was after
 the change before, so a write of our own that was given up and comes late changes nothing either. A crash between any
-two steps leaves an object without a descriptor, which nobody reads and a sweep removes. Progress is what descriptors
+two steps leaves an object without a descriptor, which no reader uses and a sweep removes. Progress is what descriptors
 say; there is no other record of it to be wrong. How the log becomes objects is in `uploads.py`, what is done to objects
 afterwards in `maintenance.py`; the failure table is in docs/adr/0002-the-cloud-tier.md.
 """
@@ -36,14 +36,14 @@ from pydanube.telemetry import WalMetrics
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 0.5
+DESCRIBE_RETRY_SECONDS: Final = 0.5
 SESSIONS_BYTES_MAX: Final = 64 * 1024  # in every descriptor's write: 230 busy producers, 1,100 of one batch
 
 
 class OwnersWrite(Protocol):
     """All operations, if the topic is ours and the compares hold; the revision, or None if a compare does not.
 
-    Raises OwnershipLost, or Unreachable: then nobody knows.
+    Raises OwnershipLost, or Unreachable: then it is not known whether it was written.
     """
 
     async def __call__(self, compares: Sequence[Compare], operations: Sequence[Put | Delete], /) -> Revision | None: ...
@@ -91,7 +91,7 @@ class TopicTier:
         self._changes = 0
         self._manifests = 0
         self._is_stale = False  # a change was given up before it was answered
-        self._unread: str | None = None  # the manifest, until somebody needs what is in it
+        self._unread: str | None = None  # the manifest, until its content is needed
         self._said_cut = False
         self._snapshots = Snapshots(store, self.prefix, epoch)
         self._snapshot_is_old = False
@@ -109,7 +109,7 @@ class TopicTier:
 
     @property
     def sessions(self) -> Sessions:
-        """Where producers stand in what objects hold: whoever takes over has only this."""
+        """Where producers stand in what objects hold: the next owner has only this."""
         return self._known.sessions
 
     @property
@@ -118,9 +118,9 @@ class TopicTier:
         return self._known.expired
 
     async def load(self, known: Sequence[Item] | None = None) -> None:
-        """What the metadata store says. The manifest is fetched when somebody needs it: the store may be away.
+        """What the metadata store says. The manifest is fetched on demand: the store may be unreachable.
 
-        `known` is everything below the topic's storage, if it was read when nobody could change it any more.
+        `known` is everything below the topic's storage, if it was read when it could not change any more.
         """
         # One read, so of one moment: a descriptor that is in its key or in the manifest is never in neither.
         items = await self._metadata.list(keys.below_storage(self.topic)) if known is None else known
@@ -241,11 +241,11 @@ class TopicTier:
                 break
             except Unreachable as error:
                 log.warning("descriptor delayed", extra={"topic": self.topic, "why": str(error)})
-                await self.clock.sleep(RETRY_SECONDS)
+                await self.clock.sleep(DESCRIBE_RETRY_SECONDS)
         return self.applied(prepared, revision)
 
     def prepare(self, change: HistoryChange) -> Prepared:
-        """What `apply` writes, for a caller that writes more with it. Until `applied` is told, all is stale."""
+        """What `apply` writes, for a caller that writes more with it. Until `applied` is called, all is stale."""
         assert not self._is_stale, "a step begins with refresh_if_stale"
         assert self._unread is None or (change.first_offset is None and change.manifest is None), "load_manifest first"
         history = self._known.after(change).history
@@ -258,7 +258,7 @@ class TopicTier:
 
     def applied(self, prepared: Prepared, revision: Revision | None = None) -> list[str]:
         """The change is stored. Without the `revision` of the history key nothing else can be changed before a look."""
-        # From what is known now: a reader may have fetched the manifest meanwhile.
+        # From what is known now: a reader may have fetched the manifest in the meantime.
         undescribed = self._known.undescribed(prepared.change)
         self._known = replace(self._known.after(prepared.change), history=prepared.history)
         self.garbage.add(*undescribed)

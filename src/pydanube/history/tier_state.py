@@ -1,7 +1,7 @@
 """What the metadata store says of a topic's history, all of one moment.
 
-The owner has the same in memory (`TopicTier`). This is for whoever is not the owner, and for whoever wants to know
-whether the two agree: nothing here trusts that descriptors are whole, in order or apart.
+The owner has the same in memory (`TopicTier`). This is for brokers that are not the owner, and to check
+that the two agree: nothing here trusts that descriptors are whole, in order or apart.
 """
 
 from __future__ import annotations

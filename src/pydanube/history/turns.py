@@ -1,8 +1,8 @@
 """Whose turn it is: steps of different topics, two at a time, first come, first served.
 
-One that takes longer than 30 s is slow: it goes on beside the two, and so do its topic's next steps, until one is quick
-again. At most four do; if there are more, the step is given up, and made again when there is a place among the four. So
-steps that hang, however many, leave the others their turns.
+One that takes longer than 30 s is slow: it runs in addition to the two, and so do its topic's next steps, until one is
+quick again. At most four do; if there are more, the step is given up, and made again when there is a place among the
+four. So steps that hang, however many, leave the others their turns.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pydanube.errors import DeadlineExceeded
 from pydanube.history.upload_state import UploadState
 from pydanube.ports import Clock
 
-AT_ONCE: Final = 2  # steps of different topics, side by side
-SLOW_AT_ONCE: Final = 4  # beside them, of topics that are slow: each may have an object in memory
+STEPS_AT_ONCE: Final = 2  # steps of different topics, side by side
+SLOW_AT_ONCE: Final = 4  # in addition, of topics that are slow: each may have an object in memory
 SLOW_SECONDS: Final = 30.0
 
 
@@ -37,16 +37,16 @@ class Turns:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._quick = asyncio.Semaphore(AT_ONCE)
+        self._quick = asyncio.Semaphore(STEPS_AT_ONCE)
         self._slow = asyncio.Semaphore(SLOW_AT_ONCE)
         self._turns: dict[_Turn, None] = {}  # the oldest first
 
     @contextlib.asynccontextmanager
     async def of(self, carried: UploadState) -> AsyncIterator[None]:
-        """One step of the topic: waits until it is its turn and nobody else works on the topic.
+        """One step of the topic: waits until it is its turn and the topic is free.
 
-        In this order: who waits for its turn keeps nobody from the topic, a move least of all. Raises DeadlineExceeded
-        if the step is given up.
+        In this order: a step that waits for its turn must not block others from the topic, least of all a move. Raises
+        DeadlineExceeded if the step is given up.
         """
         lane = self._slow if carried.is_slow else self._quick
         await lane.acquire()

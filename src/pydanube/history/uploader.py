@@ -4,8 +4,8 @@
          └─► upload … ─► merge … ─► manifest …                  (history/tier.py, history/maintenance.py)
     every few minutes: retention in both tiers          every hour, and soon after a merge: sweep
 
-An idle topic costs one comparison a second. A store that is away stops nobody else: publishes go on into the log, the
-topic is tried again with growing pauses, a metric and one log line say so, and catching up needs nobody.
+An idle topic costs one comparison a second. A store that is unreachable stops nothing else: publishes go on into the
+log, the topic is tried again with growing pauses, a metric and one log line say so, and it catches up by itself.
 
 Every step (an object, a merge, ...) takes its turn (`turns.py`), so that a topic with much to upload does not keep the
 others waiting.
@@ -31,13 +31,13 @@ from pydanube.telemetry import CloudMetrics
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0
+UPLOAD_POLL_SECONDS: Final = 1.0
 
 
 class Uploader:
     """`excess_bytes`: how much of the log should leave the disk before its time, because there is too much of it.
 
-    `set_target_rate` is told how many bytes a second must be carried so that what waits now has gone in one interval.
+    `set_target_rate` is called with the bytes a second at which what waits now has gone in one interval.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Uploader:
         self._topics[carried.topic] = carried
 
     async def upload_rest(self, topic: str, held: contextlib.AsyncExitStack) -> Last | None:
-        """Uploads everything now. The last object, if there is one, is left to the caller to describe; nobody else
-        works on the topic as long as `held` lasts.
+        """Uploads everything now. The last object, if there is one, is left to the caller to describe; the topic
+        is the caller's as long as `held` lasts.
 
         What cannot be read is left: `TopicUploads.unreadable` names it, and it is given up. Raises what goes wrong.
         """
@@ -79,7 +79,7 @@ class Uploader:
             started = self._clock.elapsed()
             uploaded = await carried.uploads.upload_last(carried.log)
             if uploaded is None:
-                await self._clock.sleep(LOOK_SECONDS)
+                await self._clock.sleep(UPLOAD_POLL_SECONDS)
             elif isinstance(uploaded, Last):
                 self._count(uploaded.descriptor, started)
                 return uploaded
@@ -90,7 +90,7 @@ class Uploader:
 
     @contextlib.contextmanager
     def at_full_speed(self) -> Iterator[None]:
-        """Meanwhile objects are written as fast as they can be: clients, or somebody who stops us, wait for them."""
+        """Inside, objects are written as fast as they can be: clients, or an operator who stops the broker, wait."""
         self._in_a_hurry += 1
         self._set_target_rate(math.inf)
         try:
@@ -156,7 +156,7 @@ class Uploader:
         """Looks at all topics every second until cancelled."""
         try:
             while True:
-                await self._clock.sleep(LOOK_SECONDS)
+                await self._clock.sleep(UPLOAD_POLL_SECONDS)
                 now = self._clock.elapsed()
                 now_us = self._time.at(self._clock.time_us(), now)
                 await self._turns.let_others_by(now)
@@ -175,7 +175,7 @@ class Uploader:
         if self._in_a_hurry or self._excess_bytes() > 0:
             return math.inf
         waiting = [each for each in self._topics.values() if each.pending_since is not None]
-        return sum(each.lag_bytes for each in waiting) / max(self._config.upload_seconds, LOOK_SECONDS)
+        return sum(each.lag_bytes for each in waiting) / max(self._config.upload_seconds, UPLOAD_POLL_SECONDS)
 
     def _is_due(self, carried: UploadState, now: float) -> bool:
         if carried.working.locked() or now < carried.blocked_until:
@@ -222,7 +222,7 @@ class Uploader:
         try:
             await work()
         except (OwnershipLost, LogClosed, LogStopped):
-            return  # whoever closes the topic knows why
+            return  # the code that closed the topic has logged why
         except DanubeError as error:
             if str(error) != carried.failing:
                 log.warning("upload delayed", extra={"topic": topic, "why": str(error)})
@@ -312,10 +312,10 @@ class Uploader:
             await carried.maintenance.free(carried.log, now_us, excess_bytes)
 
     async def upload_all(self, carried: UploadState, *, only_whole: bool = False, in_turn: bool = False) -> int:
-        """Uploads what waits now; what comes meanwhile has its own interval. How many objects it made.
+        """Uploads what waits now; what comes later has its own interval. How many objects it made.
 
         With `only_whole`, what is less than an object is left, too: it would only have to be merged later. `in_turn`:
-        every object when it is its turn; otherwise the caller has the topic to himself and waits for nobody.
+        every object when it is its turn; otherwise the caller has the topic to itself and does not wait.
         """
         uploads, topic_log = carried.uploads, carried.log
         began, head = self._clock.elapsed(), topic_log.head

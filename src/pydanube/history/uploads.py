@@ -21,8 +21,8 @@ from pydanube.log.topic_log import TopicLog
 log = logging.getLogger(__name__)
 
 # What is read at a time, and checked on the event loop: 4 MiB of small batches took it 20 ms.
-READ_BYTES: Final = 256 * 1024
-BATCHES_MAX: Final = 10_000  # per object: each has an entry in the footer, and all are freed at once, in 3 ms
+UPLOAD_READ_BYTES: Final = 256 * 1024
+BATCHES_MAX: Final = 10_000  # per object: each has an entry in the footer, and all are freed together, in 3 ms
 FEW_BATCHES: Final = 256
 
 
@@ -63,7 +63,7 @@ class TopicUploads:
         return (first, end) if first < end else None
 
     async def upload(self, topic_log: TopicLog, *, urgent: bool = False) -> Descriptor | None:
-        """One object from what waits; None if nothing does. What fails leaves no trace that anybody believes.
+        """One object from what waits; None if nothing does. A failure leaves nothing that readers would use.
 
         `urgent` if clients wait for it.
         """
@@ -73,12 +73,12 @@ class TopicUploads:
 
     async def upload_last(self, topic_log: TopicLog) -> Descriptor | Last | None:
         """The same. The object behind which nothing waits is left to the caller to describe, with what else it writes;
-        until `described` is told, or it is given up, what is known of the topic is stale.
+        until `described` is called, or it is given up, what is known of the topic is stale.
         """
         return await self._upload(topic_log, urgent=True, is_last=True)
 
     def described(self, last: Last) -> None:
-        """The caller of `upload_last` has described it, and nobody changes anything here any more."""
+        """The caller of `upload_last` has described it; nothing changes here after this."""
         self.tier.applied(last.change)
         self._tell_raw(last.descriptor)
 
@@ -121,7 +121,7 @@ class TopicUploads:
     async def record_lost_ranges(self, topic_log: TopicLog) -> None:
         """What went bad on this disk before it was uploaded is recorded as void: it is lost, no reader waits for it.
 
-        Before anything behind it is described: offsets that nobody has must not be left between objects, where the next
+        Before anything behind it is described: gaps must not be left between objects, where the next
         owner would not look for them.
         """
         damaged = {(each.first, each.end) for each in topic_log.recovered.damage if each.end is not None}
@@ -152,7 +152,7 @@ class TopicUploads:
         size = 0
         while reader.offset < end and size < tier.config.object_bytes and len(batches) < BATCHES_MAX:
             try:
-                for batch in await reader.read(READ_BYTES):
+                for batch in await reader.read(UPLOAD_READ_BYTES):
                     if batch.header.base_offset >= end:
                         break
                     size += batch.header.uncompressed_length

@@ -4,11 +4,11 @@
     manifest ──────────┼─► offsets: each has one place            ─┐
     log (the owner's) ─┘                                           ├─► findings
     listing ───────────┬─► descriptors: there, their size, their tag │
-                       └─► what nobody describes: whose, may it go? ─┤
+                       └─► without descriptor: whose, may it go?    ─┤
     objects ─────────────► footer, row groups, every checksum       ─┘
 
 A finding is a problem (something cannot be read, or will not be) or a note (worth knowing, nothing is wrong). Work goes
-on while this reads, so whatever looks wrong is looked up again before it is told: the owner may have merged or
+on while this reads, so whatever looks wrong is looked up again before it is reported: the owner may have merged or
 forgotten the object since.
 """
 
@@ -27,6 +27,7 @@ from pydanube.core.history.coverage import CoverageRange, CoverageVerdict, Fate,
 from pydanube.core.history.tiers import PARQUET, RAW, Descriptor, epoch_of_name
 from pydanube.core.iceberg.manifests import FOLDER, created_of
 from pydanube.core.names import TopicName
+from pydanube.core.units import MIB
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import logical_crc
 from pydanube.formats.parquet import COLUMNS, Footer, RowGroup, StoredBatch, footer_length, read_raw, summary
@@ -35,8 +36,7 @@ from pydanube.history.snapshots import is_snapshot
 from pydanube.history.tier_state import TierState, read_manifest, read_state, topic_prefix
 from pydanube.ports import Buffer, MetadataStore, ObjectInfo, ObjectStore, Work
 
-MIB: Final = 1 << 20
-READ_BYTES: Final = 8 * MIB
+VERIFY_READ_BYTES: Final = 8 * MIB
 MAGIC: Final = b"PAR1"
 _HASH: Final = re.compile(r'"?[0-9a-f]{32}"?')
 
@@ -112,7 +112,7 @@ async def _say_nothing(progress: VerifyProgress) -> None:
 
 
 class TierVerifier:
-    """One run over one topic. `look` first, with nobody uploading meanwhile; then `read`, which takes its time."""
+    """One run over one topic. `look` first, while nothing is uploaded; then `read`, which takes its time."""
 
     def __init__(
         self, topic: TopicName, metadata: MetadataStore, store: ObjectStore, work: Work, *, grace_seconds: float
@@ -225,7 +225,7 @@ class TierVerifier:
         ours = [name for name in names if epoch_of_name(name) is not None]
         seen = owner.seen(ours) if owner else {}
         if self.state.owner is not None and self.state.owner.deleted:
-            seen = dict.fromkeys(ours, self._grace_seconds)  # nobody reads a topic that is no more
+            seen = dict.fromkeys(ours, self._grace_seconds)  # a deleted topic has no readers
         orphaned = {each.epoch for each in self.state.orphans}
         for name in names:
             verdict = judge(
@@ -357,7 +357,7 @@ class TierVerifier:
 
     async def _skim(self, key: str, position: int, end: int) -> int:
         while position < end:
-            length = min(READ_BYTES, end - position)
+            length = min(VERIFY_READ_BYTES, end - position)
             await self._fetch(key, position, length)
             position += length
             await self._moved(length)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from pydanube.formats.batch import Batch
 from pydanube.log.catalog import SegmentFile
 
-# Beside its bytes, what a cached batch costs in Python objects.
+# What a cached batch costs in Python objects, in addition to its bytes.
 _OVERHEAD_BYTES: Final = 1024
 
 

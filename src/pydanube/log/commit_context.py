@@ -1,6 +1,6 @@
 """What the parts of the committer share: the decision, the ports, the lock, and how answers reach producers.
 
-committer.py ─┬─ segment_maker.py    the next segments of logs, beside the groups
+committer.py ─┬─ segment_maker.py    the next segments of logs, concurrently with groups
               ├─ writer.py           groups to the segments themselves
               ├─ journal_writer.py   groups to the commit journal, and from there to the segments
               ├─ zero_fill.py        zeros ahead of small groups

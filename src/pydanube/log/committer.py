@@ -96,8 +96,8 @@ class Committer:
         """Queues the batch; the future gets its receipt, or why it was refused. Never waits.
 
         `on_decided` is for a caller that cannot wait for the loop's next turn, in which the future calls back: it is
-        called as soon as the receipt is there, if nothing else waits for the disk. It may be called for several
-        batches at once, or not.
+        called as soon as the receipt is there, if nothing else waits for the disk. One call may stand for several
+        batches.
         """
         done: asyncio.Future[CommitReceipt] = asyncio.get_running_loop().create_future()
         refused = self._machine.submit(to, batch, done, on_decided)
@@ -117,7 +117,7 @@ class Committer:
         await self._journal.make_spare_ahead()
 
     async def prepare(self, of: SegmentedLog) -> None:
-        """The log is about to get its first batch: makes its segment. No room for it is left for that batch to find."""
+        """The log is about to get its first batch: makes its segment. A full disk is left for that batch to find."""
         async with self._exclusive:
             making = self._segments.tasks.get(of)
             if making is None and of.active is None and not of.closed and self.stopped is None:
@@ -126,7 +126,7 @@ class Committer:
             await asyncio.shield(making)
 
     async def roll(self, of: SegmentedLog) -> None:
-        """The log goes on in a new segment, so that the one it has can be dropped. Without room it keeps that."""
+        """The log goes on in a new segment, so that the one it has can be dropped. On a full disk it keeps that."""
         while True:
             async with self._exclusive:
                 active = of.active
@@ -171,9 +171,9 @@ class Committer:
         return self._machine.awaits_turn(of)
 
     def refuse_pending(self, of: SegmentedLog) -> None:
-        """The log is closing: what it has not formed yet, it will not."""
+        """The log is closing: refuses its batches that are in no group yet."""
         self._context.refuse_pending(of, LogClosed(of.topic))
-        self._decided.fire()  # for those that wait for a group of it: there may be none any more
+        self._decided.fire()  # for callers that wait for a group of it: there may be none any more
 
     async def next_group(self) -> None:
         """Returns after the group that is being written, or the next one, is decided."""
@@ -221,7 +221,7 @@ class Committer:
                 elif self._journal.uncopied and self._napping is None:
                     self._napping = asyncio.create_task(self._nap(), name="copy when idle")
             except Exception as error:
-                # Our own mistakes too: a task that dies in silence would leave every producer waiting.
+                # Also a defect of ours: a task that dies silently would leave every producer waiting.
                 self._context.stop(error)
             self._decided.fire()
 
@@ -230,7 +230,7 @@ class Committer:
         return any(each.active not in filling for each in self._machine.ready)
 
     async def _nap(self) -> None:
-        """Copies wait a little: one write then serves many groups of a topic."""
+        """Delays the copies a little: one write then serves many groups of a topic."""
         await self._clock.sleep(COPY_AFTER_SECONDS)
         self._napping = None
         self._copy_due = True
@@ -263,5 +263,5 @@ class Committer:
             self._context.answer(machine.given_up(parts, str(error)))
             raise
         batches, size = sum(len(part.batches) for part in parts), sum(part.size_bytes for part in parts)
-        # Soon: producers that wait for a receipt were called before, and are not kept waiting for our numbers.
+        # By call_soon: receipts go out first, before the metrics are counted.
         asyncio.get_running_loop().call_soon(self._observe, batches, size, self._clock.elapsed() - began)

@@ -19,7 +19,7 @@ from pydanube.log.recovered import Damage, RecoveredEpoch
 from pydanube.log.searching import GroupSearch, content_end
 from pydanube.ports import Disk
 
-READ_BYTES: Final = 1024 * 1024
+SCAN_READ_BYTES: Final = 1024 * 1024
 
 
 class GroupScan:
@@ -58,7 +58,7 @@ class GroupScan:
         """`length` bytes at `position`, fewer only at the end of the file; read ahead in large pieces."""
         start = position - self._buffer_start
         if start < 0 or start + length > len(self._buffer):
-            self._buffer = await self._disk.read(self._segment.path, position, max(length, READ_BYTES))
+            self._buffer = await self._disk.read(self._segment.path, position, max(length, SCAN_READ_BYTES))
             self._buffer_start = position
             start = 0
         return memoryview(self._buffer)[start : start + length]

@@ -54,7 +54,7 @@ async def redo_journals(disk: Disk) -> dict[str, str]:
             continue
         touched |= await _apply(disk, redo.entries, known)
         if redo.torn_at is not None and (rest := content[redo.torn_at :].rstrip(b"\0")):
-            # Nobody was told about it, unless the disk has rotted since: kept for a person to look at.
+            # It was never acknowledged, unless the disk has rotted since: kept for an operator to look at.
             await replace_file(disk, path + TORN_SUFFIX, rest)
             log.warning("unfinished journal record cut off", extra={"path": path, "position": redo.torn_at})
         if redo.damaged_at:

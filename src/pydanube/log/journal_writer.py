@@ -1,7 +1,7 @@
 """Writes the commit journal, and what is in it to the segments.
 
     write ─► record synced: the groups are safe ─► copy ─► in their segments, unsynced ─► retire ─► synced there,
-                                                                                          the journal is let go
+                                                                                          the journal is dropped
 
 Groups that were recorded stay in memory until they are also written to their segments (`SegmentFile.copied`), and in
 the journal until those are synced (`SegmentFile.synced`). At most two journals exist: one that takes records and one
@@ -124,8 +124,8 @@ class JournalWriter:
                 return False
             log.error("journal sync failed", extra={"why": str(failure)})
             try:
-                await self._space.patiently(lambda: self._next_journal(after_failure=True))
-                await self._space.patiently(lambda: self._write_record(entries))
+                await self._space.retry(lambda: self._next_journal(after_failure=True))
+                await self._space.retry(lambda: self._write_record(entries))
             except (DiskFull, DiskFailed) as again:
                 effect = machine.not_recorded(parts, again)
                 assert isinstance(effect, Stop)
@@ -199,7 +199,7 @@ class JournalWriter:
         await write_and_sync(self._disk, SPARE_JOURNAL, 0, encode_journal_header(header), END_OF_RECORDS)
 
     async def _spare_beside(self) -> None:
-        """Makes it beside the groups; if there is no room, the first group that needs it finds out."""
+        """Makes it in the background; if the disk is full, the first group that needs it finds out."""
         try:
             await self._make_spare()
         except (DiskFull, DiskFailed) as error:
@@ -243,7 +243,7 @@ class JournalWriter:
         again: list[str] = []
         for (segment, end), result in zip(ends.items(), results, strict=True):
             if segment not in self.uncopied:
-                # It was ended meanwhile, with all of this; retention may even have removed it.
+                # It was closed in the meantime, with all of this; retention may even have removed it.
                 again += [segment.path] if result is None else []
             elif result is None or (isinstance(result, DiskFailed) and await self._is_gone(segment)):
                 self.copied(segment, end)
@@ -298,12 +298,12 @@ class JournalWriter:
     async def sync_segment(self, segment: SegmentFile, *, is_needed: bool) -> None:
         """The segment's file itself is safe up to its end. Raises DiskFull or DiskFailed, of a sync if `is_needed`.
 
-        At any time, if nothing is added to the segment meanwhile.
+        At any time, if nothing is added to the segment while it runs.
         """
         if segment in self.uncopied:
             end = segment.end
             await write_and_sync(self._disk, segment.path, segment.copied, *self.uncopied[segment])
-            if segment not in self.uncopied:  # copied by others meanwhile, perhaps behind the sync
+            if segment not in self.uncopied:  # copied by another task in the meantime, perhaps behind the sync
                 for failure in await self._disk.sync([segment.path]):
                     if failure is not None:
                         raise failure
@@ -322,7 +322,7 @@ class JournalWriter:
         if not segment.released:
             return False
         try:
-            await self._space.patiently(lambda: self._disk.size(segment.path))
+            await self._space.retry(lambda: self._disk.size(segment.path))
         except FileNotFoundError:
             return True
         return False
@@ -358,7 +358,7 @@ class JournalWriter:
         if any(segment.copied < end for segment, end in dirty.items()):
             return  # no room for the copies yet: the journal is still needed, and recovery will redo it
         try:
-            await self._space.patiently(lambda: self._sync_copies(dirty))
+            await self._space.retry(lambda: self._sync_copies(dirty))
             if keep:
                 try:
                     # Its records carry an id that no later journal has, so they can never be taken for new ones.
@@ -379,7 +379,7 @@ class JournalWriter:
         """Makes the files of these segments safe up to there. Raises DiskFailed."""
         results = await self._disk.sync([segment.path for segment in ends])
         for (segment, end), failure in zip(ends.items(), results, strict=True):
-            # One that was rolled meanwhile is synced already, and retention may even have removed it.
+            # One that was rolled in the meantime is synced already, and retention may even have removed it.
             if failure is not None and segment.synced < end and not await self._is_gone(segment):
                 raise failure
             segment.synced = max(segment.synced, end)

@@ -42,7 +42,7 @@ _PIECE_BYTES: Final = 1024 * 1024
 
 
 def topic_directory(topic: str) -> str:
-    """`topic` is /{namespace}/{topic}, checked by whoever parsed it."""
+    """`topic` is /{namespace}/{topic}, checked when it was parsed."""
     assert topic.startswith("/") and topic.count("/") == 2 and ".." not in topic.split("/"), topic
     return f"{WAL}{topic}"
 

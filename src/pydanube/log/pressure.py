@@ -43,7 +43,7 @@ class Pressure:
 
     @property
     def holds(self) -> bool:
-        """Whether a peer that sends should wait. Never if nothing is queued: then nobody would wake it."""
+        """Whether a peer that sends should wait. Never if nothing is queued: then nothing would wake it."""
         queued = self.queued_bytes
         return queued > 0 and queued + self.partial_bytes > self.limit_bytes
 
@@ -60,7 +60,7 @@ class Pressure:
             raise busy
 
     def why_busy(self) -> LogBusy | None:
-        """The same, as a value. Whoever gets one refuses something."""
+        """The same, as a value: the caller refuses something with it."""
         if not self.refuses:
             return None
         self.refused += 1

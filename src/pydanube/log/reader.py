@@ -34,7 +34,7 @@ class Readable(Protocol):
     head: int
     disk: Disk
     tail: Tail
-    closed: bool  # whoever opens it again may remove files that this one knows
+    closed: bool  # the next open may remove files that this one knows
 
     def segment_for(self, offset: int) -> SegmentFile: ...
 

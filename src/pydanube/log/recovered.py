@@ -13,7 +13,7 @@ class TailState(Enum):
     """How sure the end of a log is."""
 
     CLEAN = "clean"  # nothing behind the last group
-    TORN = "torn"  # an unfinished write behind the last group; nobody was told about it
+    TORN = "torn"  # an unfinished write behind the last group; it was never acknowledged
     UNPROVEN = "unproven"  # acknowledged messages may be missing at the end
 
 
@@ -29,7 +29,7 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Offsets [first, end) cannot be read; `end` is None when nobody knows how far it goes."""
+    """Offsets [first, end) cannot be read; `end` is None when its extent is not known."""
 
     path: str
     position: int

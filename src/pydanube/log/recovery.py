@@ -7,10 +7,10 @@ docs/adr/0001-the-log.md says, and are finished here, so that no later recovery 
 
     bad bytes with a later group that was written when they were already safe    → damage: quarantined, reported
     bad bytes at the end                                                         → torn: kept aside, not part of the log
-    an end that nothing vouches for                                              → unproven: said so
+    an end that nothing proves                                                   → unproven: reported as such
 
 The last group of an unfinished epoch may be whole without ever having been synced. It is copied into a new file and
-synced before anybody reads it: syncing the old file again would trust pages that a failed sync has already dropped.
+synced before it is read: syncing the old file again would trust pages that a failed sync has already dropped.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class _EpochRecovery:
         """The segments whose predecessor is not here, in order of offsets. Their names are random and decide nothing.
 
         An epoch begins once. A second segment without any predecessor is empty if a process could not sync its name
-        and went on in another: then it goes. If both hold something, nobody can say which is the log.
+        and went on in another: then it goes. If both hold something, it cannot be decided which is the log.
         """
         firsts = [start for start in starts if start.header.previous_id == 0]
         if len(firsts) > 1:
@@ -236,7 +236,7 @@ class _EpochRecovery:
             self._result.damage.append(Damage(start.path, 0, start.first_offset, None, why))
 
     async def _holds(self, start: SegmentFile, after: Mapping[int, SegmentFile]) -> bool:
-        """Whether anything was ever written to the segment, as far as one can see: also what is torn or damaged."""
+        """Whether anything was ever written to the segment, as far as its bytes show: also what is torn or damaged."""
         if start.segment_id in after:
             return True
         seen = await self._looked_through(start)
@@ -353,7 +353,7 @@ class _EpochRecovery:
         self._result.segments.append(kept)
 
     async def _finish(self, checkpoint: Checkpoint | None) -> None:
-        """From now on the epoch ends where this recovery says, whatever a later one might think."""
+        """Records where the epoch ends, so that no later recovery judges differently."""
         result = self._result
         last = result.segments[-1] if result.segments else None
         await self._report_damage()

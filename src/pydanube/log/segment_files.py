@@ -48,7 +48,7 @@ async def place_segment(disk: Disk, directory: str, header: SegmentHeader, *cont
     """A new segment under its name, which the caller syncs.
 
     Before the rename nothing mentions the file: one that cannot be written or synced is given up for another, once.
-    From the rename on nobody can say whether the name is there after a crash, so the caller must not go on in any
+    From the rename on it is not known whether the name is there after a crash, so the caller must not go on in any
     other segment. Raises DiskFull if nothing was made, else DiskFailed.
     """
     path = f"{directory}/{file_name(header.first_offset, header.segment_id)}"

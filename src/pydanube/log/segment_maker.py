@@ -1,6 +1,6 @@
-"""Makes the next segments of logs, beside the groups of the others.
+"""Makes the next segments of logs, concurrently with the groups of the others.
 
-A log without a segment, or with one that is full or old, leaves the line while its next one is made. Nothing of it is
+A log without a segment, or with one that is full or old, leaves the queue while its next one is made. Nothing of it is
 formed until then, so the snapshot in the new segment's header, and where it begins, are still true when the log adopts
 it.
 """
@@ -24,8 +24,8 @@ from pydanube.log.space import WalSpace
 
 log = logging.getLogger(__name__)
 
-# Segments at once, of busy topics that have filled theirs, and of all others: more would only keep each other, and the
-# commits, from the disk.
+# Segments made concurrently, of busy topics that have filled theirs, and of all others: more would only keep each
+# other, and the commits, from the disk.
 MAKING_MAX: Final = 8
 
 
@@ -41,7 +41,7 @@ class SegmentMaker:
         self._makers_for_busy = asyncio.Semaphore(MAKING_MAX)  # logs that write much do not wait for many that do not
 
     def begin_where_needed(self, logs: Sequence[SegmentedLog]) -> None:
-        """Logs with something to write and no segment with room for it leave the line until they have one."""
+        """Logs with something to write and no segment that it fits into leave the queue until they have one."""
         now = self._context.clock.time_us()
         why_new_segment = self._context.machine.why_new_segment
         for each in logs:
@@ -63,7 +63,7 @@ class SegmentMaker:
             await asyncio.shield(making)
 
     async def _make(self, of: SegmentedLog, why: str) -> Exception | None:
-        """Ends the log's segment and makes the next, beside the groups of other logs. Returns what went wrong.
+        """Ends the log's segment and makes the next, concurrently with other logs' groups. Returns what went wrong.
 
         Nothing cancels it: between the rename and the adoption nothing may be given up. What goes wrong is this log's
         alone if nothing was made; else it is the disk's, and all stop.

@@ -102,7 +102,7 @@ class WalSpace:
             self._said_short = self._clock.elapsed()
             log.error("resources short", extra={"path": error.path, "why": error.why})
 
-    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Calls again, for a while, if the system has no descriptor: where giving up would stop the log."""
         since = self._clock.elapsed()
         while True:
@@ -117,13 +117,13 @@ class WalSpace:
     async def sync_name(self, directory: str) -> None:
         """Behind a rename, which cannot be taken back: whatever fails here is DiskFailed."""
         try:
-            await self.patiently(lambda: self._disk.sync_directory(directory))
+            await self.retry(lambda: self._disk.sync_directory(directory))
         except DiskFull as error:
             raise DiskFailed(directory, "sync", str(error)) from error
 
 
 async def make_ballast(disk: Disk, size_bytes: int) -> None:
-    """Room that can be given up at once when the disk is full. Doing without is not an error."""
+    """Space that can be freed immediately when the disk is full. A failure to make it is not an error."""
     if size_bytes == 0:
         return
     with contextlib.suppress(DiskFull):  # not even for a name, or no descriptor

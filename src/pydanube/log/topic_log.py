@@ -197,7 +197,7 @@ class TopicLog(LogReading, SegmentedLog):
     # --- following ----------------------------------------------------------------------------------
 
     async def follow(self, offset: int, *, bytes_max: int = READ_BYTES) -> AsyncIterator[Batch]:
-        """Committed batches from `offset` on, for ever; ends when the log is closed."""
+        """Committed batches from `offset` on, as they come; ends when the log is closed."""
         reader = LogReader(self, offset)
         while True:
             for batch in await reader.read(bytes_max):

@@ -20,9 +20,9 @@ from pydanube.formats.segment import (
     decode_group_header,
 )
 from pydanube.log.catalog import SegmentFile
+from pydanube.log.copy_on_write_disk import CopyOnWriteDisk
 from pydanube.log.journal_redo import redo_journals
 from pydanube.log.layout import JOURNALS, LOCK, TORN_SUFFIX
-from pydanube.log.overlay import OverlayDisk
 from pydanube.log.recovered import Recovered, TailState
 from pydanube.log.recovery import recover_topic
 from pydanube.log.searching import GroupSearch
@@ -70,7 +70,7 @@ async def verify(
     report = LogReport()
     await disk.lock(LOCK)
     try:
-        view = OverlayDisk(disk)
+        view = CopyOnWriteDisk(disk)
         await check_format(view)
         report.problems += (await redo_journals(view)).values()
         report.notes += [
@@ -91,11 +91,11 @@ async def walk(
 ) -> AsyncIterator[Batch]:
     """The topic's batches from `offset` on, session records too, as the next start would find them.
 
-    `problem` is told what cannot be read, at the place where it is missing.
+    `problem` is called with what cannot be read, at the place where it is missing.
     """
     await disk.lock(LOCK)
     try:
-        view = OverlayDisk(disk)
+        view = CopyOnWriteDisk(disk)
         await check_format(view)
         await redo_journals(view)
         recovered = await recover_topic(view, clock, work, topic)

@@ -282,7 +282,7 @@ class Wal:
     async def close(self) -> None:
         """Commits what is queued, finishes every log, empties the journals and lets the directory go.
 
-        Raises if a log could not be finished (no room, say); the directory is let go all the same, and the next start
+        Raises if a log could not be finished (no room, say); the directory is released all the same, and the next start
         recovers that log.
         """
         failures: list[DanubeError] = []

@@ -78,7 +78,7 @@ class GroupWriter:
                 self._zeros.after_group(each.log, each.segment, each.group.length)
 
     def _commit(self, each: EncodedPart, *, synced: bool) -> None:
-        """The part is safe: it becomes visible, then its producers are told."""
+        """The part is safe: it becomes visible, then its producers get their receipts."""
         segment, group, target = each.segment, each.group, each.log
         effect = self._context.machine.committed(each.part, may_answer=self._context.may_answer())
         segment.grow(group.header, group.length)
@@ -114,16 +114,16 @@ class GroupWriter:
                 assert_never(effect)
 
     async def _write_again(self, each: EncodedPart) -> None:
-        """What the old file holds behind its last good sync is unknown for ever, so it ends there."""
+        """What the old file holds behind its last good sync stays unknown, so it ends there."""
         machine, segment, disk = self._context.machine, each.segment, self._context.disk
         try:
             tentative = machine.set_aside(each.part)
-            await self._space.patiently(lambda: self._segments.go_on_in_another(each.log))
+            await self._space.retry(lambda: self._segments.go_on_in_another(each.log))
             machine.put_back(each.part, tentative)
             fresh = each.log.active
             assert fresh is not None
             each.move_to(fresh)
-            await self._space.patiently(lambda: write_and_sync(disk, fresh.path, fresh.end, *each.group.buffers))
+            await self._space.retry(lambda: write_and_sync(disk, fresh.path, fresh.end, *each.group.buffers))
         except (DiskFull, DiskFailed) as again:
             effect = machine.not_written(each.part, again)
             assert isinstance(effect, Stop), "one more write is all that a part gets"
@@ -135,6 +135,6 @@ class GroupWriter:
         segment = each.segment
         self._context.answer(effect.answers)
         await self._space.disk_is_full(effect.error)
-        with contextlib.suppress(DiskFull):  # or no descriptor: what stands there is overwritten all the same
+        with contextlib.suppress(DiskFull):  # or without a descriptor: what stands there is overwritten in any case
             await self._context.disk.truncate(segment.path, segment.copied)  # the journal has what is behind it
         segment.filled = segment.zeroed = segment.copied

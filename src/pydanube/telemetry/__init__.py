@@ -165,7 +165,7 @@ class Telemetry:
         self._standings.pop((topic, subscription), None)
 
     def snapshot(self) -> MetricsSnapshot:
-        """A copy that nobody changes. To be taken on the event loop."""
+        """An immutable copy. To be taken on the event loop."""
         steps = self.snapshot_in_steps()
         while True:
             try:

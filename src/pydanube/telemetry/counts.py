@@ -1,4 +1,4 @@
-"""What the rooms count: plain numbers, changed by the event loop alone."""
+"""What the layers count: plain numbers, changed by the event loop alone."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class WalMetrics:
     bytes_max: int = 0  # 0: the disk is the bound
     pressure: Callable[[], PressureNow] | None = None
     sessions: Callable[[], int] | None = None  # of producers, in all topics
-    sessions_ended: Count = field(default_factory=Count)  # nobody used them for long
+    sessions_ended: Count = field(default_factory=Count)  # not used for long
     sessions_cut: Counter[str] = field(default_factory=Counter)  # did not fit, by place: objects, seal, segment
 
 
@@ -186,7 +186,7 @@ class ClusterMetrics:
     """What this broker does as a member of its cluster."""
 
     assigned: Count = field(default_factory=Count)  # topics that it took
-    unassigned: Count = field(default_factory=Count)  # topics that it let go, or lost
+    unassigned: Count = field(default_factory=Count)  # topics that it released, or lost
     rebalances: Counter[str] = field(default_factory=Counter)  # moves that it began, by reason: automatic, manual
     rebalance_failures: Count = field(default_factory=Count)  # such moves of its own topics that failed
     # Brokers that were away and that it activated, by reason: rejoined (itself), no_active_broker (as the leader).
@@ -198,13 +198,13 @@ class ClusterMetrics:
 
 @dataclass(slots=True, eq=False)
 class MoveMetrics:
-    """Topics that this broker let go."""
+    """Topics that this broker handed over."""
 
     results: Counter[str] = field(default_factory=Counter)  # ok, error
     pause: Histogram = field(default_factory=Histogram)  # from the first refused publish to the release
     phases: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in PHASES})
     fenced: Count = field(default_factory=Count)  # how often this broker was declared lost
-    acks_cut: Count = field(default_factory=Count)  # acknowledged messages that a last cursor had no room for
+    acks_cut: Count = field(default_factory=Count)  # acknowledged messages that did not fit into a last cursor
     last_ms: dict[str, float] = field(default_factory=dict)  # of each phase, in the last move
 
     def count(self, result: str) -> None:

@@ -31,7 +31,7 @@ def configure_logging(*, level: str = "INFO", as_json: bool = False, stream: Tex
 
 
 class TextLines(logging.Formatter):
-    """time LEVEL room: phrase key=value …; a traceback follows on lines of its own."""
+    """time LEVEL layer: phrase key=value …; a traceback follows on lines of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {key}={_value(value)}" for key, value in _fields(record).items())

@@ -1,4 +1,4 @@
-"""What a scrape prints: all numbers of one moment, as families for Prometheus or at once as its text.
+"""What a scrape prints: all numbers of one moment, as families for Prometheus or directly as its text.
 
 A broker with a thousand busy topics has fifty thousand lines. `text` prints them several times faster than a general
 exporter: the labels of a subscription are made into text once, for all families of subscriptions.
@@ -201,7 +201,7 @@ class MovesNow(NamedTuple):
     phases: dict[str, Buckets]
     fenced: int
     acks_cut: int
-    taken: tuple[int, int]  # topics taken, topics let go or lost
+    taken: tuple[int, int]  # topics taken, topics released or lost
     rebalances: dict[str, int]
     rebalance_failures: int
     cycle: Buckets
@@ -243,7 +243,7 @@ class DiskSpace(NamedTuple):
 
 
 class MetricsSnapshot(NamedTuple):
-    """Nobody changes it, so `collect` and `text` may run in any thread."""
+    """Immutable, so `collect` and `text` may run in any thread."""
 
     topics: list[TopicNow]
     subscriptions: list[SubscriptionNow]

@@ -78,7 +78,7 @@ def check(history: History) -> list[Violation]:
 
 
 def lost_write(history: History) -> Found:
-    """An acknowledged message is in the log at the end, at the offset that its producer was told."""
+    """An acknowledged message is in the log at the end, at the offset of its receipt."""
     for kept in history.all(Kept):
         damaged = bool(history.of(Damaged, kept.topic))
         for acked in history.of(Acked, kept.topic):
@@ -92,7 +92,7 @@ def lost_write(history: History) -> Found:
 
 
 def duplicate_offset(history: History) -> Found:
-    """No offset is given to two messages, whoever says so: a broker's answer, a delivery, the log at the end."""
+    """No offset is given to two messages, by any evidence: a broker's answer, a delivery, the log at the end."""
     for topic in _reliable(history, Acked, Got, Fetched, Kept):
         given: dict[int, str] = {}
         seen: list[tuple[int, str]] = [(acked.offset, acked.message) for acked in history.of(Acked, topic)]
@@ -130,7 +130,7 @@ def gap(history: History) -> Found:
 
 
 def phantom(history: History) -> Found:
-    """What a consumer received was sent by somebody, and is in the log afterwards; nothing else is in there."""
+    """What a consumer received was sent by a producer, and is in the log afterwards; nothing else is in there."""
     sent = {event.message for event in history.all(Sent)}
     for kept in history.all(Kept):
         there = set(kept.messages.values())
@@ -166,7 +166,7 @@ def head_back(history: History) -> Found:
 
 
 def _overtaken(history: History, topic: str) -> Found:
-    """An offset below one that was told before the message was sent. What a lost owner took is late by nature."""
+    """An offset below one acknowledged before the message was sent. What a lost owner took is late by nature."""
     late = [(orphan.start, orphan.end) for orphan in history.of(Orphaned, topic)]
     sent: dict[str, float] = {}
     for event in history.all(Sent):
@@ -215,7 +215,7 @@ def two_owners(history: History) -> Found:
 
 
 def unreserved(history: History) -> Found:
-    """No offset is given out that the store has not reserved: whoever comes next begins behind the reservation."""
+    """No offset is given out that the store has not reserved: the next owner begins behind the reservation."""
     for given in history.all(Given):
         if given.offset >= given.reserved:
             what = f"epoch {given.epoch} gave out {given.offset} when the store had reserved up to {given.reserved}"
@@ -248,7 +248,7 @@ def replaced_owner(history: History) -> Found:
 
 def stray_claim(history: History) -> Found:
     """Only a member of the cluster claims, under the session that it is registered with. One that was declared dead, or
-    a claim of its that comes late, takes nothing from whoever comes next.
+    a claim of its that comes late, takes nothing from the next owner.
     """
     for claimed in history.all(Claimed):
         if not claimed.registered:
@@ -285,7 +285,7 @@ def growth(history: History) -> Found:
 
 
 def long_step(history: History) -> Found:
-    """No step of the loop does so much that everybody else, and the lease, has to wait for it."""
+    """No step of the loop does so much that all other tasks, and the lease, have to wait for it."""
     for event in history.all(Worked):
         if event.ranges > RANGES_MAX:
             yield "the loop", f"one step touched {event.ranges} ranges; {RANGES_MAX} are too many already", (), ()
@@ -314,7 +314,7 @@ def repeated_after_move(history: History) -> Found:
         done: dict[int, set[tuple[str, int]]] = defaultdict(set)
         for event in history.of(Done, topic):
             done[event.epoch].add((event.subscription, event.offset))
-        known: dict[int, set[tuple[str, int]]] = {}  # what each owner was told of its predecessors' acknowledgements
+        known: dict[int, set[tuple[str, int]]] = {}  # what each owner knows of its predecessors' acknowledgements
         for before, after in pairwise(epochs):
             known[after] = known.get(before, set()) | done[before] if before in clean else set()
         for got in history.of(Got, topic):
@@ -337,7 +337,7 @@ def shown_again(history: History) -> Found:
 
 
 def flushed_in_vain(history: History) -> Found:
-    """An acknowledgement that a client reports as taken was taken by a broker, unless its topic is gone meanwhile."""
+    """An acknowledgement that a client reports as taken was taken by a broker, unless its topic is gone since."""
     done: set[tuple[str, str, int]] = set()
     newest: dict[str, str] = {}  # by plain name
     reliable = set(_reliable(history, Flushed))
@@ -496,7 +496,7 @@ RULES: Final[Sequence[Callable[[History], Found]]] = (
 
 
 def shortened(history: History, violations: Sequence[Violation], *, events_max: int = 60) -> list[Event]:
-    """The events that the violations are about, and who owned the topic meanwhile."""
+    """The events that the violations are about, and who owned the topic at the time."""
     topics = {violation.topic for violation in violations}
     offsets = {(each.topic, offset) for each in violations for offset in each.offsets}
     messages = {message for violation in violations for message in violation.messages}

@@ -1,12 +1,12 @@
 """Whole brokers, a metadata store and an object store in one process, on a virtual clock, from a seed.
 
-    town = Cluster(seed=7)
-    await town.start(3)
-    orders = await town.create("/default/orders")
-    await town.produce(orders, 100)
-    await town.unload(orders)
-    town.node(1).kill()
-    async with town.client() as client, client.producer(orders) as producer:      # a real one
+    cluster = Cluster(seed=7)
+    await cluster.start(3)
+    orders = await cluster.create("/default/orders")
+    await cluster.produce(orders, 100)
+    await cluster.unload(orders)
+    cluster.node(1).kill()
+    async with cluster.client() as client, client.producer(orders) as producer:      # a real one
         await producer.send(b"2 coffees")
     ...
 
@@ -82,18 +82,18 @@ class Wire(Path):
 class Node:
     """One broker's machine: its disk stays, processes come and go."""
 
-    def __init__(self, town: Cluster, number: int) -> None:
-        self.town = town
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.cluster = cluster
         self.number = number
         self.host = f"node{number}"  # its name in the network
         self.disk: MemoryDisk | FaultyDisk
-        self.disk = FaultyDisk(Random(town.dice.getrandbits(62))) if town.faulty_disks else MemoryDisk()
+        self.disk = FaultyDisk(Random(cluster.dice.getrandbits(62))) if cluster.faulty_disks else MemoryDisk()
         if isinstance(self.disk, FaultyDisk):
-            self.disk.faults.latency_seconds_max = town.disk_seconds
+            self.disk.faults.latency_seconds_max = cluster.disk_seconds
         self.boots = 0
         self.broker: Broker | None = None
         self.process: Process | None = None
-        self.stopping: Process | None = None  # was told to stop
+        self.stopping: Process | None = None  # is being stopped
         self.metadata: FaultyMetadata
         self.objects: FaultyObjects
         self.wire = Wire()
@@ -130,18 +130,18 @@ class Node:
     async def boot(self) -> Broker:
         assert not self.alive
         self.boots += 1
-        town = self.town
+        cluster = self.cluster
         self._access = self._open_disk()
-        self.metadata = FaultyMetadata(town.metadata, self.clock, town.dice)
-        self.objects = FaultyObjects(town.objects, self.clock, town.dice)
-        self.objects.apart = town.apart
-        self.metadata.usual_seconds = town.store_seconds
+        self.metadata = FaultyMetadata(cluster.metadata, self.clock, cluster.dice)
+        self.objects = FaultyObjects(cluster.objects, self.clock, cluster.dice)
+        self.objects.apart = cluster.apart
+        self.metadata.usual_seconds = cluster.store_seconds
         self.metadata.aim = self.objects.aim = self._aim
-        self.work = ApartWork(town.dice)
+        self.work = ApartWork(cluster.dice)
         self.failed_at = self.ended_at = -1.0
         self.process = Process(f"broker {self.number}.{self.boots}")
         config = replace(
-            town.config,
+            cluster.config,
             broker=BrokerConfig(
                 client_addr=f"{self.host}:6650",
                 stream_addr=f"{self.host}:{STREAM_PORT}",
@@ -158,32 +158,32 @@ class Node:
         return broker
 
     async def _start(self, config: Config) -> Broker:
-        town = self.town
+        cluster = self.cluster
         broker = await Broker.start_on(
             config,
-            disk=town.wrap_disk(WatchedDisk(self._access, town.dice, self._aim, self._disk_failed)),
+            disk=cluster.wrap_disk(WatchedDisk(self._access, cluster.dice, self._aim, self._disk_failed)),
             metadata=self.metadata,
             clock=self.clock,
             work=self.work,
             objects=self.objects,
             home=self.host,
-            wal=town.wal,
+            wal=cluster.wal,
             reach=lambda broker: _Neighbours(self, broker),
         )
-        self._server = town.make_server(broker)
+        self._server = cluster.make_server(broker)
         self._server.start()
-        town.wires.listen(self.host, STREAM_PORT, self._server.accept, self.wire)
+        cluster.wires.listen(self.host, STREAM_PORT, self._server.accept, self.wire)
         return broker
 
     async def _stop(self, broker: Broker) -> None:
         """In the order of a real process (api/process.py): clients follow the topics, and then lose the rest."""
         await broker.hand_over()
-        self.town.wires.close(self.host, STREAM_PORT)
+        self.cluster.wires.close(self.host, STREAM_PORT)
         await self._server.close(GOODBYE_SECONDS)
         await broker.stop()
 
     def _aim(self, call: str, about: Sequence[str]) -> Shot | None:
-        aims = self.town.aims
+        aims = self.cluster.aims
         return aims.meet(self, call, about) if aims is not None else None
 
     def _note_end(self, broker: Broker) -> None:
@@ -211,7 +211,7 @@ class Node:
             self.kill()
 
     def power_cut(self) -> None:
-        """What was not synced is there in any part, and nobody tells its clients that it is gone."""
+        """What was not synced is there in any part, and its clients get no reset."""
         self._end(silent=True)
         if isinstance(self.disk, FaultyDisk):
             self.disk.crash()
@@ -219,8 +219,8 @@ class Node:
     def _end(self, *, silent: bool = False) -> None:
         assert self.process is not None
         self.process.kill()
-        self.town.wires.close(self.host, STREAM_PORT)
-        self.town.wires.break_all(self.host, STREAM_PORT, silent=silent)
+        self.cluster.wires.close(self.host, STREAM_PORT)
+        self.cluster.wires.break_all(self.host, STREAM_PORT, silent=silent)
         if isinstance(self._access, MemoryDisk):
             self._access.end_process()
 
@@ -251,12 +251,12 @@ class Node:
         if self.alive:
             self.resume()
         self.metadata.heal()
-        self.metadata.usual_seconds = self.town.store_seconds
+        self.metadata.usual_seconds = self.cluster.store_seconds
         self.objects.heal()
         self.work.dies = 0.0
         self.wire.heal()
         if isinstance(self.disk, FaultyDisk):
-            self.disk.faults = Faults(latency_seconds_max=self.town.disk_seconds)
+            self.disk.faults = Faults(latency_seconds_max=self.cluster.disk_seconds)
             self.disk.capacity_bytes = None
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -276,7 +276,7 @@ class Node:
 
 
 class ApartWork(SimWork):
-    """Whoever makes and stores objects beside the broker ends half-way, in the part `dies` of all cases."""
+    """The worker process that makes and stores objects ends half-way, in the part `dies` of all cases."""
 
     def __init__(self, dice: Random) -> None:
         super().__init__(dice)
@@ -285,7 +285,7 @@ class ApartWork(SimWork):
     async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self.dies and self._dice.random() < self.dies:
             if self._dice.random() < 0.5:
-                await function()  # it was done, and nobody says so
+                await function()  # it was done, without an answer
             raise ProcessEnded("it was killed")
         return await super().await_apart(function)
 
@@ -322,7 +322,9 @@ class _Neighbours:
         """Whom this broker takes for the owner; it may be wrong."""
         assert self._broker.cluster is not None
         owner = self._broker.cluster.host_of(topic)
-        found = next((node for node in self._node.town.living if node.broker and node.broker.broker_id == owner), None)
+        found = next(
+            (node for node in self._node.cluster.living if node.broker and node.broker.broker_id == owner), None
+        )
         if found is None or found is self._node or found.broker is None:
             raise NotServed(topic, "nobody has it")
         if found.wire.requests_lost:
@@ -405,7 +407,7 @@ class Cluster:
     # --- topics ---------------------------------------------------------------------------------------------
 
     async def create(self, name: str, *, reliable: bool = True, on: int | None = None) -> TopicName:
-        """Makes the topic and waits until somebody serves it; moves it to node `on`, if that is given."""
+        """Makes the topic and waits until a broker serves it; moves it to node `on`, if that is given."""
         topic = TopicName(name)
         broker = self.living[0].broker
         assert broker is not None
@@ -436,7 +438,7 @@ class Cluster:
         return found
 
     async def unload(self, topic: TopicName, *, to: int | None = None, asked: Node | None = None) -> None:
-        """As an operator does; returns when the old owner has let go."""
+        """As an operator does; returns when the old owner has released the topic."""
         node = asked or self.living[0]
         assert node.broker is not None and node.broker.cluster is not None
         target = self.node(to).broker_id if to is not None else None
@@ -461,7 +463,7 @@ class Cluster:
     def client(self, *, timeout: float = 60.0, connector: WireConnector | None = None) -> Client:
         """A real client of this cluster, on its wires. It knows the addresses of all nodes there are now.
 
-        `connector`: from `wires.connector()`, for whoever wants to break this client's connections.
+        `connector`: from `wires.connector()`, for tests that break this client's connections.
         """
         urls = [f"danube://{node.host}:{STREAM_PORT}" for node in self.nodes]
         return Client(urls, timeout=timeout, connector=connector or self.wires.connector())

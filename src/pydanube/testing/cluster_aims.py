@@ -120,7 +120,7 @@ def draw(dice: Random, *, node: int, ttl_seconds: float) -> Aim:
     else:
         seconds = dice.choice((dice.uniform(0.01, 0.3), dice.uniform(0.3, 3.0), dice.uniform(3.0, 8.0)))
     calls = 3 if target in _RARE else 12
-    # Whoever is killed or stopped once is hit; what is not answered may not be answered again.
+    # A process is killed or stopped once; a call that is not answered may stay unanswered again.
     shots = 1 if what.startswith(("kill", "pause")) else dice.choice((1, 1, 1, 2, 4))
     aim = Aim(target, dice.randint(1, calls), what, seconds, shots, node if dice.random() < 0.3 else 0)
     own = Random(str(aim))
@@ -143,7 +143,7 @@ class Shot(NamedTuple):
         send: Callable[[float], None] | None = None,
     ) -> T:
         """What becomes of `call`. `fail` raises what the caller gets when nothing comes back; `send` has the call made
-        after so many seconds, whoever waits for it.
+        after so many seconds, whether its caller still waits or not.
         """
         what, _, behind = self.what.partition("_")
         if what in ("fail", "late"):
@@ -176,7 +176,7 @@ class Aims:
         self._armed.append(aim)
 
     def disarm(self, aim: Aim) -> None:
-        """It hits nobody any more."""
+        """It hits no call any more."""
         if aim in self._armed:
             self._armed.remove(aim)
 

@@ -1,7 +1,7 @@
 """A simulated broker's way to its disk: any one call may be hit (cluster_aims.py), and it is known when one failed.
 
-What fails here fails as FaultyDisk's own calls do: of a write any part is there, of a failed sync nobody knows what is
-durable, and the call that failed was made or not.
+What fails here fails as FaultyDisk's own calls do: of a write any part is there, of a failed sync it is not known what
+is durable, and the call that failed was made or not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydanube.testing.process_disk import ProcessDisk
 
 T = TypeVar("T")
 
-# These find no room, as well as an error: each may need a block for a name.
+# These may find the disk full, as well as an error: each may need a block for a name.
 _NEED_ROOM = frozenset({"create", "rename", "make_directory"})
 
 
@@ -34,7 +34,7 @@ async def _hit() -> None:
 
 
 class WatchedDisk:
-    """The Disk port over a process's disk. `failed` is told of every call that fails anew."""
+    """The Disk port over a process's disk. `failed` is called for every call that fails anew."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What may happen to a simulated disk, at random or at a call that is aimed at, and what a process was told of it."""
+"""What may happen to a simulated disk, at random or at a call that is aimed at, and the errors that a process got."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EMFILE": errno.EMFIL
 
 _ENDS: Final = ("delay", "hang", "kill", "power")
 
-# What an aimed call may meet. `lost`: it is done, and its caller is told EIO. EMFILE: if it has to open something. A
+# What an aimed call may meet. `lost`: it is done, and its caller gets EIO. EMFILE: if it has to open something. A
 # rename opens the directory for the sync that follows, which therefore never lacks a descriptor.
 MEETS: Final[Mapping[str, tuple[str, ...]]] = {
     "create": ("EIO", "ENOSPC", "EMFILE", "lost", *_ENDS),
@@ -50,7 +50,7 @@ class DiskAim:
 
 
 class Told(NamedTuple):
-    """A process was told that a call failed. `again`: because an earlier one of the same file had."""
+    """A call failed, and its process got the error. `again`: because an earlier one of the same file had."""
 
     operation: str
     path: str

@@ -22,11 +22,11 @@ dead: a call that was going on, or comes later, never returns and changes nothin
     slow file           calls on paths that contain `slow` take up to `slow_seconds_max` longer; others are quick
     open files          as stores/disk/descriptors.py does it: a file with unsynced writes keeps its descriptor; above
                         `open_files_max` the oldest is synced for that. `no_descriptor`: others of the process have
-                        taken them all, so whoever must open something is told EMFILE
+                        taken them all, so a call that must open something gets EMFILE
 
 A rate meets a call site in proportion to how often it is called, so those that matter once in a life are met next to
-never. Therefore one call may also be aimed at: `Aim("rename", 3, "lost")` makes the third rename, and tells its caller
-that it failed. Whatever the program calls, every such call can be hit by everything that `MEETS` names for it.
+never. Therefore one call may also be aimed at: `DiskAim("rename", 3, "lost")` makes the third rename, and tells its
+caller that it failed. Whatever the program calls, every such call can be hit by everything that `MEETS` names for it.
 
 Disks differ: files may be `sparse` (holes take no room), overwriting and cutting may need room
 (`overwrites_need_room`, as in file systems that copy on write), and so may names (`names_need_room`).
@@ -77,7 +77,7 @@ class FaultyDisk:
         self.sparse = sparse
         self.counts: Counter[str] = Counter()
         self.aims: list[DiskAim] = []  # still to be met
-        # What an aimed kill or power cut does; whoever runs processes ends the process too.
+        # What an aimed kill or power cut does; a harness that runs processes ends the process too.
         self.strike: Callable[[ProcessDisk, bool], None] = lambda process, power: (
             self.crash() if power else self.kill(process)
         )

@@ -7,7 +7,7 @@
     store.deaf = True                      what we say gets through and is done; no answer and no event comes back
     store.answers_lost = 0.1               this part of all changes is made, and the caller never learns it
     store.late = 0.1                       this part of all transactions fails, and is made seconds later all the same
-    store.drop_every = 10                  of the watch's events every tenth is never told; 1: none is told at all
+    store.drop_every = 10                  of the watch's events every tenth is never delivered; 1: none is at all
     store.aim = aims.meet                  asked before every call what becomes of it (cluster_aims.py)
 
 A call is judged when it is made and again when it is answered: a cut in between loses the answer alone. A late

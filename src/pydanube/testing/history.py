@@ -5,9 +5,9 @@
     history.write(path)
     check(History.read(path))                      checkers.py
 
-Clients write down what they sent, what was acknowledged and what they received; whoever looks at the metadata store
-writes down cursors and owners; at the end somebody reads the topics. Nothing here knows how brokers work, so simulated
-clusters, real ones and anybody's own soak test are judged by the same rules. Events stand in the order in which they
+Clients write down what they sent, what was acknowledged and what they received; a recorder at the metadata store
+writes down cursors and owners; at the end a reader reads the topics. Nothing here knows how brokers work, so simulated
+clusters, real ones and a soak test of your own are judged by the same rules. Events stand in the order in which they
 happened; `at` is in seconds. What a recorder does not know it leaves out: a checker without evidence says nothing.
 
 Messages are texts, and no text is sent twice as two messages. A topic that was deleted and made again is another topic:
@@ -69,7 +69,7 @@ class Sent(NamedTuple):
 
 
 class Acked(NamedTuple):
-    """A producer was told that its message is safe, at this offset, by this broker in this epoch."""
+    """A producer got the receipt of its message, at this offset, by this broker in this epoch."""
 
     topic: str
     message: str
@@ -91,7 +91,7 @@ class Given(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """Somebody read the log itself, and found this message there."""
+    """A reader of the log itself found this message there."""
 
     topic: str
     message: str
@@ -276,7 +276,7 @@ class Worked(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Somebody broke something. For whoever reads the history; no rule rests on it."""
+    """The harness broke something. For readers of the history; no rule rests on it."""
 
     kind: str
     node: int
@@ -284,7 +284,7 @@ class Fault(NamedTuple):
 
 
 class Quiet(NamedTuple):
-    """From now on nothing fails and everybody is connected: what can be delivered comes within so many seconds."""
+    """From now on nothing fails and all clients are connected: what can be delivered comes within so many seconds."""
 
     patience_seconds: float
     at: float = 0.0
@@ -352,7 +352,7 @@ Event: TypeAlias = (
 )
 E = TypeVar("E", bound=tuple[Any, ...])
 
-KINDS: Final[Mapping[str, type[Any]]] = {
+EVENT_TYPES: Final[Mapping[str, type[Any]]] = {
     kind.__name__.lower(): kind
     for kind in (
         Created,
@@ -385,7 +385,7 @@ KINDS: Final[Mapping[str, type[Any]]] = {
         Kept,
     )
 }
-_NAMES: Final = {kind: name for name, kind in KINDS.items()}
+_NAMES: Final = {kind: name for name, kind in EVENT_TYPES.items()}
 
 
 def life(topic: str, created: int) -> str:
@@ -490,7 +490,7 @@ def _object(line: str, name: str, number: int) -> dict[str, Any]:
 
 
 def _event(fields: dict[str, Any], name: str, number: int) -> Event:
-    kind = KINDS.get(fields.pop("event", None))
+    kind = EVENT_TYPES.get(fields.pop("event", None))
     if kind is None:
         raise InvalidHistory(name, number, "it has no event of this version")
     try:

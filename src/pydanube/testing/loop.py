@@ -6,7 +6,7 @@
 to the next timer when nothing is ready, so an hour of timeouts costs nothing. Which of the ready callbacks
 runs next is drawn from the seed: the same seed gives the same run, another seed another schedule that a real
 machine might have produced. Nothing ready and no timer left is a deadlock, and says who waits where; a run
-that goes on for ever is stopped after `steps_max` callbacks. Tasks and futures hash by the order in which
+that does not end is stopped after `steps_max` callbacks. Tasks and futures hash by the order in which
 they were made, because a TaskGroup cancels its tasks in the order of a set.
 
 `Process` is a part of the program that can be killed or paused as a whole. Its tasks, and all that they
@@ -34,7 +34,7 @@ STEPS_MAX: Final = 5_000_000
 
 
 class Deadlock(Exception):
-    """Every task waits for something that nobody is going to do. `waiting` says who waits, and where."""
+    """Every task waits, and nothing is left that could wake one. `waiting` says which tasks wait, and where."""
 
     def __init__(self, waiting: list[str]) -> None:
         super().__init__(waiting)
@@ -126,7 +126,7 @@ class SimTask(asyncio.Task[T]):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """See the module's text. `problems` collects what asyncio would have logged: errors that nobody took."""
+    """See the module's text. `problems` collects what asyncio would have logged: errors that were never retrieved."""
 
     def __init__(self, dice: Random, *, shuffled: bool = True, steps_max: int = STEPS_MAX) -> None:
         self.problems: list[dict[str, Any]] = []
@@ -234,7 +234,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.call_exception_handler(context)
 
     async def shutdown_asyncgens(self) -> None:
-        """Generators that nobody finished are dropped with the tasks that used them."""
+        """Unfinished generators are dropped with the tasks that used them."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """There are no threads."""
@@ -249,7 +249,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         hooks = sys.get_asyncgen_hooks()
         # A generator dropped half-way is closed by a task of its own, as asyncio does.
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finish_generator)
-        outside = asyncio._get_running_loop()  # whoever simulates inside of a real loop holds that up meanwhile
+        outside = asyncio._get_running_loop()  # a simulation inside of a real loop blocks that one
         asyncio._set_running_loop(self)
         try:
             self._run(main)
@@ -348,7 +348,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 
 def _drop(task: asyncio.Task[Any]) -> None:
-    """Ends the task's coroutine without running the loop: a `finally` that waits is left at once."""
+    """Ends the task's coroutine without running the loop: a `finally` that waits is left immediately."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     _end(cast(Coroutine[Any, Any, Any], task.get_coro()))
 
@@ -361,7 +361,7 @@ def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
         try:
             coroutine.close()
             return
-        except RuntimeError:  # it waited again; nobody will ever wake it
+        except RuntimeError:  # it waited again; nothing will ever wake it
             continue
         except BaseException:
             return
@@ -398,7 +398,7 @@ class Process:
         return self._loop.create_task(coroutine, name=name, context=self._context.copy())
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs `coroutine` inside the process for somebody outside, and returns or raises what it does.
+        """Runs `coroutine` inside the process for a caller outside, and returns or raises what it does.
 
         Raises ProcessDied when the process is killed first. A cancelled caller leaves the request running.
         """
@@ -454,7 +454,7 @@ _PROCESS: Final[ContextVar[Process | None]] = ContextVar("pydanube.process", def
 def _pass_on(answer: asyncio.Future[T], task: asyncio.Future[T]) -> None:
     if answer.done():
         if not task.cancelled():
-            task.exception()  # the caller left: nobody else is going to look at it
+            task.exception()  # the caller left: nothing else retrieves it
     elif task.cancelled():
         answer.cancel()
     elif (error := task.exception()) is not None:

@@ -1,7 +1,7 @@
-"""Ports for servers that are started beside others, by tests that run side by side.
+"""Ports for servers of tests that run in parallel.
 
-A port that is merely free when one looks may be taken before it is used: by somebody else who looked at the same time,
-or by the kernel, for whoever connects somewhere. So every process of this user takes the next of one row, kept in a
+A port that is merely free when one looks may be taken before it is used: by another process that looked at the same
+time, or by the kernel, for an outgoing connection. So every process of this user takes the next of one row, kept in a
 file: a port comes up again only after all the others. None is of those that the kernel gives away.
 """
 
@@ -51,7 +51,7 @@ def member_ports(count: int) -> list[int]:
 
 @contextmanager
 def _row(name: str, ports: range) -> Iterator[Iterator[int]]:
-    """What comes next, and nobody else takes any meanwhile."""
+    """What comes next; no other process takes any inside the block."""
     place = Path(tempfile.gettempdir()) / f"danube-{name}-{os.getuid()}"
     with place.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

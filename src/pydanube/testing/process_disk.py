@@ -33,7 +33,7 @@ class DiskFlight:
 
 
 class ProcessDisk:
-    """One process's access to a FaultyDisk: the Disk port. `told` are the failures that it was told of."""
+    """One process's access to a FaultyDisk: the Disk port. `told` are the failures that it got."""
 
     def __init__(self, disk: FaultyDisk, pid: int) -> None:
         self.pid = pid
@@ -244,7 +244,7 @@ class ProcessDisk:
             self._need_room_for_a_name("make", path)
         if missing and aim is not None and aim.what == "ENOSPC":
             raise self._tell("make", path, "ENOSPC")
-        # All are made before any is synced: whoever makes one beside this call finds ours in what it would take away.
+        # All are made before any is synced: a concurrent call that makes one finds ours in what it would remove.
         for ancestor in missing:
             if ancestor not in disk._current:
                 disk._number += 1
@@ -252,12 +252,12 @@ class ProcessDisk:
                 self._unnamed.add(ancestor)
         for ancestor in missing:
             if ancestor not in self._unnamed:
-                continue  # another call has synced its name meanwhile
+                continue  # another call has synced its name in the meantime
             until = disk._number
             await self._pause(path)
             failed = "EIO" if aim is not None and aim.what == "EIO" else ""
             if failed or self._lacks_descriptor(aim, None):
-                # The sync of the name fails; the directories go again, if nobody is in them.
+                # The sync of the name fails; the directories go again, if they are empty.
                 for made in reversed(missing):
                     if made in self._unnamed and made in disk._current and not disk._current[made]:
                         disk._number += 1
@@ -420,7 +420,7 @@ class ProcessDisk:
             if disk.faults.sync_fails and self._draw() < disk.faults.sync_fails:
                 disk.counts["failed syncs"] += 1
                 disk._fail_sync(oldest, disk._number)
-                self._failed.add(oldest)  # whoever syncs it later is told
+                self._failed.add(oldest)  # a later sync of it gets the error
             else:
                 disk._sync(oldest, disk._number)
 
@@ -430,7 +430,7 @@ class ProcessDisk:
             raise self._tell(operation, path, "ENOSPC")
 
     async def _pause(self, path: str, aim: DiskAim | None = None, *, delays: bool = False) -> None:
-        """What the call takes. The dead wait for ever, and so does who hangs."""
+        """The time that the call takes. Calls of a dead process, and calls that hang, never return."""
         if self.dead:
             await _live(self)
         faults = self._disk.faults

@@ -14,7 +14,7 @@ nothing, and one that was killed never will (`break_all` then tells its peers).
 
 A `Path` is the network to one address. While it loses what goes one way, or both, bytes wait, as TCP sends them again;
 an end that has no more patience gives up, and its peer learns of that when the network is back. A machine whose power
-is cut tells nobody (`break_all(silent=True)`): what its peers still write is answered with a reset once it is back.
+is cut sends no reset (`break_all(silent=True)`): what its peers still write is answered with a reset once it is back.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Path:
     """The network between clients and one address."""
 
     def __init__(self) -> None:
-        self.delay_max_seconds = 0.0  # beside that of the wires
+        self.delay_max_seconds = 0.0  # in addition to that of the wires
         self._requests_lost = self._answers_lost = False
         self._waiting: dict[End, None] = {}  # something is on its way to them
 
@@ -133,7 +133,7 @@ class Wires:
         return WireConnector(self, Random(self.dice.getrandbits(62)))
 
     def break_all(self, host: str = "", port: int = 0, *, silent: bool = False) -> None:
-        """All connections break, or those to one address. `silent`: nobody tells the clients."""
+        """All connections break, or those to one address. `silent`: without a reset."""
         for end in list(self._ends):
             if not host or end.place == (host, port):
                 if silent:
@@ -238,10 +238,10 @@ class End(asyncio.Transport):
         self._last_at = 0.0  # when the last of what was written arrives
         self._untaken_bytes = 0  # written here, and not taken by the peer
         self._high_bytes, self._low_bytes = WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES // 4
-        self._is_paused = False  # the protocol was told to stop writing
+        self._is_paused = False  # the protocol was asked to stop writing
         self._is_reading = True
         self._is_breaking = False  # what is written from now on does not get far
-        self._is_dark = False  # the peer's machine is gone, and nobody has said so
+        self._is_dark = False  # the peer's machine is gone, without a reset
         self._is_closing = self._is_over = False
 
     def open(self, make: Callable[[], asyncio.Protocol]) -> None:

@@ -158,7 +158,7 @@ _BROKER_ID: Final = re.compile(r"\d{5,20}")
 
 
 def happening(kind: str, sentence: str) -> str:
-    """An order is told as a call and its fields, `UnloadTopic topic=/a/b`: here as "Unload topic: topic /a/b"."""
+    """An order is recorded as a call and its fields, `UnloadTopic topic=/a/b`: here as "Unload topic: topic /a/b"."""
     if kind == "order":
         call, *values = _VALUE.split(sentence)
         told = ", ".join(value.replace("=", " ", 1).replace("_", " ", 1) for value in values)

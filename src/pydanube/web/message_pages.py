@@ -261,7 +261,7 @@ async def _file(site: Site, name: TopicName, kind: str, wanted: Query, first: in
 
 
 def safe_file_name(name: str) -> str:
-    """Nothing that ends the quotes of a header, or means a folder to anybody."""
+    """Nothing that ends the quotes of a header, or means a folder to any system."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "messages"
 
 

@@ -121,7 +121,7 @@ class Operations:
         except asyncio.CancelledError:
             operation.failure = "the web admin was stopped; the brokers go on with what was begun"
             raise
-        except Exception as error:  # the end of the task: a page must not wait for ever
+        except Exception as error:  # the end of the task: a page must not wait without end
             log.error("operation failed", exc_info=error, extra={"kind": operation.kind, "subject": operation.subject})
             operation.failure = "something went wrong in the web admin; its log says what"
         finally:

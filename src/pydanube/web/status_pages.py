@@ -1,4 +1,4 @@
-"""The pages about everybody at once: all subscriptions by lag, who is connected, what happened.
+"""The pages about the whole cluster: all subscriptions by lag, who is connected, what happened.
 
 A broker that does not answer is named on the page: what it has is not known, and not 0.
 """
@@ -48,7 +48,7 @@ class SubscriptionRow(NamedTuple):
     owner: str
     lag_at_least: int = 0  # what is known of it
     parts: Sequence[SubscriptionRow] = ()  # of a partitioned topic, by number
-    partitions: str = ""  # how many, and of how many nobody said anything
+    partitions: str = ""  # how many, and how many are unanswered
     is_partial: bool = False
 
     @classmethod

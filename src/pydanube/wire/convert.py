@@ -24,9 +24,9 @@ from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours_pb
 
 PUBLISH_TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999 ends
-# Beside a ConsumerRequest, whose fields are the reference's: a Place of stream.proto, where a new subscription begins.
+# Metadata of a ConsumerRequest, whose fields are the reference's: a Place of stream.proto, where it begins.
 START_HEADER: Final = "x-danube-start-bin"
-# Beside an order, in UTF-8: for whom a program such as the web admin gives it.
+# Metadata of an order, in UTF-8: for whom a program such as the web admin gives it.
 ASKED_BY_HEADER: Final = "x-danube-asked-by-bin"
 
 Member = TypeVar("Member", bound=enum.Enum)

@@ -77,7 +77,7 @@ CODES: Final[Mapping[type[DanubeError], pb.Code]] = {
     errors.NodeIdInUse: pb.NODE_ID_IN_USE,
     errors.MoveFailed: pb.MOVE_FAILED,
 }
-KINDS: Final[Mapping[int, type[DanubeError]]] = {int(code): kind for kind, code in CODES.items()}
+ERROR_OF_CODE: Final[Mapping[int, type[DanubeError]]] = {int(code): kind for kind, code in CODES.items()}
 FAMILIES: Final[Mapping[int, type[DanubeError]]] = {1: Refused, 2: Unavailable, 3: DataDamaged}
 
 
@@ -86,7 +86,7 @@ FIELDS: Final[Mapping[type[DanubeError], tuple[str, ...]]] = {kind: fields_of(ki
 
 
 def to_wire(error: BaseException, *, producer: int = 0, consumer: int = 0) -> pb.Error:
-    """What the peer is told. Of an error that is none of ours it learns the kind and nothing else.
+    """What the peer gets. Of an error that is none of ours it learns the kind and nothing else.
 
     `producer` or `consumer` is the handle that has ended with an error that answers no request.
     """
@@ -107,13 +107,13 @@ def to_wire(error: BaseException, *, producer: int = 0, consumer: int = 0) -> pb
 
 
 def _speaks_for(kind: type[DanubeError], error: type[DanubeError]) -> bool:
-    """Whether the other side makes the right sentence of the fields of `kind`; a family has none, and is told it."""
+    """Whether the other side makes the right sentence of the fields of `kind`; a family has none, and is sent it."""
     return not FIELDS[kind] or say_the_same(kind, error)
 
 
 def from_wire(message: pb.Error) -> DanubeError:
     """The error that was raised on the other side, as far as this side knows its class; never raises."""
-    kind = KINDS.get(message.code)
+    kind = ERROR_OF_CODE.get(message.code)
     if kind is not None:
         names = FIELDS[kind]
         fields = {name: _scalar(message.fields[name]) for name in names if name in message.fields}

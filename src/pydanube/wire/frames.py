@@ -3,7 +3,7 @@
 The drawing, and where a frame ends, is in `formats/frames.py`; here its command is a protobuf message.
 
 `proto/pydanube/stream.proto` has the commands, `docs/protocol.md` the rules between two peers. Here are only those
-that a frame, or two numbers, can break: whoever breaks one gets a ProtocolViolation that says which.
+that a frame, or two numbers, can break: a peer that breaks one gets a ProtocolViolation that says which.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ADDED: Final = ("describe_storages",)
 class Frame(NamedTuple):
     """`kind` is the name of the command that `command` holds: `frame.command.produce` if it is "produce".
 
-    The body is read-only, stays valid as long as somebody holds it, and keeps at most its own size again alive.
+    The body is read-only, stays valid as long as it is referenced, and keeps at most its own size again alive.
     """
 
     kind: str
@@ -135,7 +135,7 @@ def flat(ranges: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def ranges_of(numbers: Sequence[int]) -> tuple[OffsetRange, ...]:
-    """The inverse of `flat`, for numbers from anybody: whole pairs, not empty, ascending, not too many."""
+    """The inverse of `flat`, for untrusted numbers: whole pairs, not empty, ascending, not too many."""
     count = len(numbers)
     if count % 2 or not 0 < count <= 2 * RANGES_MAX:
         raise ProtocolViolation(f"{count} numbers are not 1 to {RANGES_MAX} pairs of offsets")

@@ -118,7 +118,7 @@ Event: TypeAlias = frames.Frame | Reply[W]
 
 
 class Session(Generic[W]):
-    """`W` is whatever a caller of `ask` wants back beside the reply."""
+    """`W` is whatever a caller of `ask` wants back with the reply."""
 
     def __init__(
         self,
@@ -235,8 +235,8 @@ class Session(Generic[W]):
                 self._leave()
 
     def ask(self, command: pb.Command, waiter: W | None, *body: Buffer) -> int:
-        """Queues a request, and returns its id: a `Reply` with `waiter` will come. Without one, nobody is told. Once
-        the session has ended it returns 0.
+        """Queues a request, and returns its id: a `Reply` with `waiter` will come. Without one, the reply is dropped.
+        Once the session has ended it returns 0.
         """
         if self.end is not None:
             return 0
@@ -281,7 +281,7 @@ class Session(Generic[W]):
             self._close(How.LEFT, error)
 
     def drop(self, error: BaseException) -> None:
-        """Ends at once, also a connection that was to be closed in order and is still there."""
+        """Ends immediately, also a connection that was to be closed in order and is still there."""
         if not self._is_gone and (self.end is None or self.end.how is not How.DROPPED):
             self._close(How.DROPPED, error)
 
@@ -303,7 +303,7 @@ class Session(Generic[W]):
         return unhandled
 
     def take_waiting(self) -> list[W]:
-        """Everybody who waits for a reply that will not come any more."""
+        """The waiters of replies that will not come any more."""
         waiting, self._waiting = self._waiting, {}
         return [waiter for waiter in waiting.values() if waiter is not None]
 

@@ -1,20 +1,20 @@
 """Our errors as gRPC status: a code and a sentence. The most specific entry of the table wins.
 
 Official clients read only the code, and from it only whether to try again: UNAVAILABLE, DEADLINE_EXCEEDED and
-RESOURCE_EXHAUSTED are retried (for ever, by a sending producer), all others reach the application. Two traps:
+RESOURCE_EXHAUSTED are retried (without end, by a sending producer), all others reach the application. Two traps:
 
 - PERMISSION_DENIED, NOT_FOUND, ABORTED, FAILED_PRECONDITION on a send make the Java client open a new producer
-  and send again at once, without end. What is wrong with a message itself is INVALID_ARGUMENT.
+  and send again immediately, without end. What is wrong with a message itself is INVALID_ARGUMENT.
 - RESOURCE_EXHAUSTED is retried too, so it is never the answer to a message that is too large.
 
-So the same error may have another code at another door: a table per door, each complete.
+So the same error may have another code in another service: a table per service, each complete.
 
     STATUS   the reference's table: creating producers, subscribing, looking up
     SEND     a message: what is wrong with it is final, anything that a new producer would cure is UNAVAILABLE
     RECEIVE  opening a stream: only UNAVAILABLE makes every client look the topic up and subscribe again
-    ADMIN    administration, where nobody retries and codes mean what they say
+    ADMIN    administration, where clients do not retry and codes mean what they say
 
-The codes are ours by name and number, so that this room needs no gRPC; `grpc.StatusCode[code.name]` is gRPC's.
+The codes are ours by name and number, so that this layer needs no gRPC; `grpc.StatusCode[code.name]` is gRPC's.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ STATUS: Final[Table] = {
     Refused: Code.INVALID_ARGUMENT,
     TopicUnknown: Code.NOT_FOUND,
     TopicExists: Code.ALREADY_EXISTS,
-    # By a producer that would create a topic: a retry finds the namespace made meanwhile.
+    # By a producer that would create a topic: a retry may find the namespace.
     NamespaceUnknown: Code.UNAVAILABLE,
     NamespaceExists: Code.ALREADY_EXISTS,
     NamespaceNotEmpty: Code.FAILED_PRECONDITION,
@@ -155,7 +155,7 @@ class Status(NamedTuple):
 
 
 def status(error: BaseException, table: Table = STATUS) -> Status:
-    """What a client is told. Of an error that is none of ours it learns the kind and nothing else."""
+    """What a client gets. Of an error that is none of ours it learns the kind and nothing else."""
     if not isinstance(error, DanubeError):
         return Status(Code.INTERNAL, f"the broker failed ({type(error).__name__}); its log says where")
     code = code_of(type(error), table)

@@ -1,7 +1,7 @@
 """What else may answer on a port that was taken for a broker's native one, by the first bytes that it sends.
 
 Wrong ports are the most common mistake in a URL: a broker has four (gRPC, native, admin, metrics), and each would call
-the others' bytes a violation of its protocol. Whoever asked wants to know which port he has got hold of.
+the others' bytes a violation of its protocol. The user wants to know which port that is.
 """
 
 from __future__ import annotations

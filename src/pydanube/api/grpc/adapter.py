@@ -52,7 +52,7 @@ class RpcRefusal(Exception):
 
 def handler_of(
     service: ServiceDescriptor,
-    servant: object,
+    implementation: object,
     telemetry: Telemetry,
     *,
     table: Table = STATUS,
@@ -73,7 +73,7 @@ def handler_of(
         name = f"{service.name}/{method.name}"
         metrics = telemetry.rpc(snake(service.name.removesuffix("Service")), snake(method.name))
         codes = tables.get(method.name, table)
-        call = getattr(servant, method.name, None)
+        call = getattr(implementation, method.name, None)
         told = orders.told(method) if orders is not None else None
         if call is not None and method.server_streaming:
             elsewhere = forwarder.stream(method) if forwarder is not None else None
@@ -82,7 +82,7 @@ def handler_of(
                 _stream(name, call, metrics, codes, elsewhere, admission, told),
             )
         else:
-            call = call or _missing(method, servant)
+            call = call or _missing(method, implementation)
             forward = forwarder.unary(method) if forwarder is not None else None
             make, behaviour = (
                 grpc.unary_unary_rpc_method_handler,
@@ -186,7 +186,7 @@ async def _abort(context: Any, name: str, error: Exception, table: Table) -> NoR
     try:
         await context.abort(GRPC_CODE[code], sentence)
     except grpc.aio.InternalError as left:
-        # There is nobody to tell any more. gRPC would log a traceback for it, and for a second status as well.
+        # The client has left. gRPC would log a traceback for it, and for a second status as well.
         raise CancelledError() from left
     raise AssertionError("abort raises")
 
@@ -195,8 +195,8 @@ def status_of(error: Exception, table: Table) -> Status:
     return error.status if isinstance(error, RpcRefusal) else status(error, table)
 
 
-def _missing(method: MethodDescriptor, servant: object) -> Callable[[Any], Awaitable[Message]]:
-    sentence = getattr(servant, "unimplemented", "this broker does not have it")
+def _missing(method: MethodDescriptor, implementation: object) -> Callable[[Any], Awaitable[Message]]:
+    sentence = getattr(implementation, "unimplemented", "this broker does not have it")
 
     async def refuse(request: Message) -> Message:
         raise RpcRefusal(Code.UNIMPLEMENTED, f"{method.name} is not implemented: {sentence}")

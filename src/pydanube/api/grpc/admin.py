@@ -1,8 +1,8 @@
 """Administration over gRPC: namespaces, topics and subscriptions, on the admin port of any broker.
 
 Codes mean what they say (`status.ADMIN`): the reference answers NOT_FOUND to nearly everything. What is written down is
-answered by whoever is asked; what only a topic's owner can do is passed on to it (`forward.py`). Brokers are in
-`grpc_cluster.py`, our own service, `pydanube.admin.v1`, is in `grpc_ours.py`.
+answered by the broker that is asked; what only a topic's owner can do is passed on to it (`forward.py`). Brokers are in
+`cluster.py`; our own service, `pydanube.admin.v1`, is in `extensions.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from pydanube.api.grpc.adapter import RpcRefusal
-from pydanube.api.grpc.data import KINDS
 from pydanube.api.grpc.peers import Peers
 from pydanube.api.moves import Moves, whole
 from pydanube.api.operations import TopicOperations
@@ -23,7 +22,7 @@ from pydanube.broker.service import Broker
 from pydanube.broker.topic import Topic
 from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName, parse_broker_id
-from pydanube.core.policies import Delivery
+from pydanube.core.policies import SUBSCRIPTION_TYPES, Delivery
 from pydanube.errors import InvalidName, TopicUnknown
 from pydanube.history.side_by_side import gather_bounded
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
@@ -97,12 +96,12 @@ class TopicAdmin:
         return pb.TopicResponse(success=True)
 
     async def UnloadTopic(self, request: pb.TopicRequest) -> pb.TopicResponse:
-        """Answers when the old owner has let go; of a base, those of all partitions."""
+        """Answers when the old owner has released the topic; of a base, the owners of all partitions."""
         whole(await self._moves.unload(TopicName(request.name)))
         return pb.TopicResponse(success=True)
 
     async def DescribeTopic(self, request: pb.DescribeTopicRequest) -> pb.DescribeTopicResponse:
-        """As it is written down, whoever has it. `TopicState` says where it is."""
+        """As the metadata store has it, whichever broker serves it. `TopicState` says which one does."""
         found = await self._overview.describe(TopicName(request.name))
         return pb.DescribeTopicResponse(
             name=found.topic,
@@ -117,14 +116,14 @@ class TopicAdmin:
         infos = []
         for each in found:
             if isinstance(each, TopicUnknown):
-                continue  # it was deleted meanwhile
+                continue  # it was deleted in the meantime
             if isinstance(each, BaseException):
                 raise each
             infos.append(each)
         return pb.TopicInfoListResponse(topics=infos)
 
     async def _info(self, name: TopicName) -> pb.TopicInfo:
-        """A topic that nobody serves belongs to no broker."""
+        """A topic that is not served belongs to no broker."""
         host = self._overview.host_of(name)
         delivery = await self._overview.delivery(name)
         return pb.TopicInfo(name=name, broker_id=str(host or ""), delivery=delivery.value)
@@ -146,7 +145,7 @@ class TopicAdmin:
     async def SetSubscriptionFailurePolicy(
         self, request: pb.SetSubscriptionFailurePolicyRequest
     ) -> pb.SubscriptionResponse:
-        """In effect at once, and kept for a subscription that does not exist yet."""
+        """In effect immediately, and kept for a subscription that does not exist yet."""
         name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
         if not request.HasField("failure_policy"):
             raise RpcRefusal(Code.INVALID_ARGUMENT, "failure_policy is missing")
@@ -174,7 +173,7 @@ class TopicAdmin:
             kind = None
         return pb.GetSubscriptionFailurePolicyResponse(
             failure_policy=None if policy is None else failure_policy_message(policy),
-            subscription_type=0 if kind is None else KINDS.index(kind),
+            subscription_type=0 if kind is None else SUBSCRIPTION_TYPES.index(kind),
         )
 
     async def SetSubscriptionDispatchConfig(

@@ -1,7 +1,7 @@
 """The message path over gRPC: what every official client of the reference calls on the client port.
 
-Each class answers one service of package `danube`; `rpc.py` turns what they raise into a status. A message may have
-at most MESSAGE_SIZE_MAX_BYTES, all its fields counted: an official consumer receives no more than 4 MiB at once, so
+Each class answers one service of package `danube`; `adapter.py` turns what they raise into a status. A message may have
+at most MESSAGE_SIZE_MAX_BYTES, all its fields counted: an official consumer receives no more than 4 MiB per message, so
 a larger one could be published and never be delivered. The namespace's `max_message_size` may be lower.
 """
 
@@ -22,7 +22,7 @@ from pydanube.broker.any_topic import AnySubscription, AnyTopic
 from pydanube.broker.outbox import Caller
 from pydanube.broker.service import Broker
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, producer_id
-from pydanube.core.policies import Delivery, SubscriptionKind
+from pydanube.core.policies import SUBSCRIPTION_TYPES, Delivery
 from pydanube.errors import (
     ConsumerUnknown,
     DanubeError,
@@ -39,10 +39,10 @@ from pydanube.wire._pb.pydanube import stream_pb2
 from pydanube.wire.convert import START_HEADER, envelope_of, message_of
 from pydanube.wire.status import SEND, Code, camel, status
 
-RECEIVE_MAX_BYTES: Final = 4 * 1024 * 1024  # what gRPC lets a client receive unless it was told otherwise
+RECEIVE_MAX_BYTES: Final = 4 * 1024 * 1024  # what gRPC lets a client receive by default
 MESSAGE_SIZE_MAX_BYTES: Final = RECEIVE_MAX_BYTES - 1024  # less what the broker adds: ids, offset, its address
 UNKNOWN_CONSUMER_SECONDS: Final = 0.2  # the Python client would otherwise open a thousand streams per second
-CLOSES_MAX: Final = 2  # a dead id is told to close this often; then an error ends the client's poll
+CLOSES_MAX: Final = 2  # a dead id is answered CLOSE this often; then an error ends the client's poll
 DEAD_IDS_MAX: Final = 10_000
 NAME_SIZE_MAX_BYTES: Final = 1024  # of producers, consumers and key filters
 KEY_FILTERS_MAX: Final = 256
@@ -51,7 +51,6 @@ AGENT_MAX: Final = 200  # characters of a client's name that are shown
 DELAY_MAX_MS: Final = 365 * 24 * 3600 * 1000
 
 DELIVERY: Final = {pb.NonReliable: Delivery.NON_RELIABLE, pb.Reliable: Delivery.RELIABLE}
-KINDS: Final = tuple(SubscriptionKind)  # in the wire's order
 
 
 class ProducerService:
@@ -124,7 +123,7 @@ class ProducerService:
             raise
         except TopicExists as taken:
             try:
-                return await self._topics.require(name)  # somebody else created it meanwhile
+                return await self._topics.require(name)  # another caller created it in the meantime
             except TopicUnknown:
                 raise taken from None
 
@@ -144,8 +143,8 @@ class ConsumerService:
             )
         for key_filter in request.key_filters:
             check_name("key_filters", key_filter)
-        if not 0 <= request.subscription_type < len(KINDS):
-            known = ", ".join(f"{number} is {kind.value}" for number, kind in enumerate(KINDS))
+        if not 0 <= request.subscription_type < len(SUBSCRIPTION_TYPES):
+            known = ", ".join(f"{number} is {kind.value}" for number, kind in enumerate(SUBSCRIPTION_TYPES))
             raise RpcRefusal(  # the reference's code
                 Code.PERMISSION_DENIED,
                 f"Not able to subscribe to the topic {name} due to subscription_type {request.subscription_type}, "
@@ -155,7 +154,11 @@ class ConsumerService:
         topic = await self._topics.require(name)
         start = await offset_of(topic, position_of(place)) if place is not None and topic.reliable else None
         identity = await topic.subscribe(
-            subscription, KINDS[request.subscription_type], request.consumer_name, tuple(request.key_filters), start
+            subscription,
+            SUBSCRIPTION_TYPES[request.subscription_type],
+            request.consumer_name,
+            tuple(request.key_filters),
+            start,
         )
         return pb.ConsumerResponse(
             request_id=request.request_id, consumer_id=identity, consumer_name=request.consumer_name
@@ -263,7 +266,7 @@ class HealthCheck:
 
     def __init__(self, broker: Broker) -> None:
         self._topics = broker.topics
-        self._closes: OrderedDict[tuple[int, int], int] = OrderedDict()  # dead ids, and how often they were told
+        self._closes: OrderedDict[tuple[int, int], int] = OrderedDict()  # dead ids, and how often each got CLOSE
 
     async def HealthCheck(self, request: pb.HealthCheckRequest) -> pb.HealthCheckResponse:
         key = (request.client, request.id)

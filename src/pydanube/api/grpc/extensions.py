@@ -1,7 +1,7 @@
 """`pydanube.admin.v1`: what the reference has no call for. Explain, lag, seek, peek, heartbeat.
 
-What concerns history (storage, retention) is in `grpc_storage.py`, what concerns moves in `grpc_moves.py`, limits and
-failure policies are in `grpc_policies.py`.
+What concerns history (storage, retention) is in `storage.py`, what concerns moves in `moves.py`; limits and failure
+policies are in `policies.py`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pydanube.wire.convert import explanation, lag_message, unsigned_32, unsigne
 from pydanube.wire.status import Code
 
 PEEK_MAX: Final = 1_000
-PEEK_BYTES_MAX: Final = 3 * 1024 * 1024  # of payloads; a client receives 4 MiB at once
-READ_BYTES: Final = 256 * 1024
+PEEK_BYTES_MAX: Final = 3 * 1024 * 1024  # of payloads; a client receives 4 MiB per message
+PEEK_READ_BYTES: Final = 256 * 1024
 
 
 class ForClients:
@@ -151,21 +151,21 @@ def late_words(late: Late) -> str:
 
 
 def _tier_of(topic: Topic, offset: int) -> str:
-    """Nothing if the log has it, as it does for whoever keeps up."""
+    """Empty if the log has it, as it does for a subscription that keeps up."""
     if offset >= topic.log.first_offset or topic.storage is None or topic.storage.tier.objects.find(offset) is None:
         return ""
     return f" Offset {offset} is read from the object store: the log begins at {topic.log.first_offset}."
 
 
 async def peek(topic: Topic, first: int, count: int, payload_max_bytes: int) -> list[pb.PeekedMessage]:
-    """At most `count` messages from `first` on, fewer if they would not fit one answer. Offsets that nobody has are
-    stepped over, as everybody does who reads the topic.
+    """At most `count` messages from `first` on, fewer if they would not fit one answer. Gaps are skipped, as
+    every reader of the topic does.
     """
     found: list[pb.PeekedMessage] = []
     offset, head, size_bytes = first, topic.head, 0
     while offset < head and len(found) < count:
         try:
-            batches = await topic.batches(offset, min(offset + count - len(found), head), READ_BYTES)
+            batches = await topic.batches(offset, min(offset + count - len(found), head), PEEK_READ_BYTES)
         except OffsetOutOfRange as error:
             if error.first <= offset:
                 raise

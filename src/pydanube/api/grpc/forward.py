@@ -3,7 +3,7 @@
     operator ─► broker B ── not here: passed on, with what is left of the deadline ──► broker A, the owner
              ◄──────────── answer, or refusal, word for word ◄────────────────────────
 
-Requests go by their field `topic`. A topic that nobody has just now is answered here: with the reason.
+Requests go by their field `topic`. A topic that no broker serves now is answered here: with the reason.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ class Forwarder:
 
 
 def is_forwarded(context: Any) -> bool:
-    """Whether another broker asks on behalf of somebody."""
+    """Whether another broker forwarded the call."""
     return any(key == FORWARDED for key, _ in context.invocation_metadata() or ())
 
 
 def passed(status: grpc.StatusCode, sentence: str, owner: BrokerId) -> RpcRefusal:
-    """The owner's refusal, as the caller is told."""
+    """The owner's refusal, as the caller gets it."""
     code = Code[status.name]
     if code in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.UNKNOWN):
         return RpcRefusal(Code.UNAVAILABLE, f"broker {owner} has the topic: {sentence}")

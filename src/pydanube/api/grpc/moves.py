@@ -45,7 +45,7 @@ class MoveCalls:
                 await context.write(message)
 
         async def send(message: pb.UnloadTopicResponse) -> None:
-            # Whoever tells is given up when the move is done. What is on its way must still be out before the next.
+            # The reporting task is cancelled when the move is done; a message in the middle of a write goes out first.
             task = asyncio.create_task(write(message))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.shield(task)

@@ -1,7 +1,7 @@
 """The other brokers of the cluster, as this one calls them: on the admin address that each has registered.
 
-A call that one broker makes for somebody else carries `x-danube-forwarded` with its id: whoever gets it answers by
-itself or not at all, so no call goes round in circles.
+A call that one broker forwards carries `x-danube-forwarded` with its id: the receiver answers it itself or refuses it,
+so that no call is forwarded in circles.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Peers:
     # --- whom to call -------------------------------------------------------------------------------------
 
     def owner_of(self, topic: TopicName) -> BrokerId | None:
-        """The other living broker that has the topic; None if it is here, or nobody has it."""
+        """The other living broker that has the topic; None if it is here, or has no owner."""
         cluster = self._broker.cluster
         if cluster is None or self._broker.topics.get(topic) is not None:
             return None

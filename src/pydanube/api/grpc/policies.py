@@ -35,7 +35,7 @@ class PolicyCalls:
         )
 
     async def ChangeFailurePolicy(self, request: pb.ChangeFailurePolicyRequest) -> pb.ChangeFailurePolicyResponse:
-        """In effect at once, and kept for a subscription that does not exist yet."""
+        """In effect immediately, and kept for a subscription that does not exist yet."""
         name, subscription = TopicName(request.topic), SubscriptionName(request.subscription)
         given: dict[str, object] = {each: getattr(request, each) for each in POLICY_FIELDS if request.HasField(each)}
         if not given:

@@ -41,7 +41,7 @@ M = TypeVar("M", bound=Message)
 
 SERVICE: Final = "pydanube.admin.v1.Status"
 ASK_SECONDS: Final = 2.0  # a broker that does not answer for so long is silent
-LOOKS_APART_US: Final = 60_000_000  # further apart, two looks in vain may be two silences
+LOOKS_APART_US: Final = 60_000_000  # further apart, two unanswered questions may be two different outages
 ROWS_DEFAULT: Final = 1_000
 ROWS_MAX: Final = 10_000
 EVENTS_DEFAULT: Final = 100
@@ -73,8 +73,8 @@ class StatusService:
         self._started_us = broker.clock.time_us()
         self._cpu = (broker.clock.elapsed(), process_time())
         self._cpu_share: float | None = None
-        # Of others that do not answer: the first question in vain, and the last. They are asked when somebody looks, so
-        # the last answer may be hours before a broker fell silent.
+        # Of brokers that do not answer: the first unanswered question, and the last. They are asked only on request, so
+        # the last answer may be hours older than the outage.
         self._in_vain_us: dict[BrokerId, tuple[int, int]] = {}
         self._not_uploaded: dict[BrokerId, float] = {}  # seconds, as others said last
 
@@ -229,7 +229,7 @@ class StatusService:
         return life, min(known, default=None)
 
     async def NoteOrder(self, request: pb.NoteOrderRequest) -> pb.NoteOrderResponse:
-        """Like every order it is told when it has succeeded (`api/orders.py`): only its words are looked at here."""
+        """Like every order it is recorded once it has succeeded (`api/orders.py`): this only checks its words."""
         check_noted(request)
         return pb.NoteOrderResponse()
 

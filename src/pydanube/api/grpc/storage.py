@@ -18,7 +18,7 @@ from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
 from pydanube.wire.status import Code
 
-SEGMENTS_MAX: Final = 10_000  # in one answer, which must fit 4 MiB; whoever polls asks for more with `after_offset`
+SEGMENTS_MAX: Final = 10_000  # in one answer, which must fit 4 MiB; the caller asks for more with `after_offset`
 PROGRESS_BYTES: Final = 32 * 1024 * 1024  # between two reports of it
 NO_STORE: Final = "this broker has no object store: start it with --storage-url, or set storage.url"
 
@@ -34,7 +34,7 @@ class StorageService:
         try:
             name = TopicName(f"/{request.topic.removeprefix('/')}")
         except InvalidName:
-            return api_pb.ListSegmentDescriptorsResponse()  # nobody can have made it
+            return api_pb.ListSegmentDescriptorsResponse()  # no topic can have this name
         try:
             found = await self._storage.descriptors(name)
         except DanubeError as error:

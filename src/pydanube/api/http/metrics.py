@@ -1,4 +1,4 @@
-"""GET /metrics for Prometheus, /health/live and /health/ready for whoever watches the process, /iceberg/v1/ for tables.
+"""GET /metrics for Prometheus, /health/live and /health/ready for supervisors, /iceberg/v1/ for tables.
 
 A small HTTP/1.1 responder: one request per connection, bounded in size and time. The numbers are copied on the event
 loop and printed in a thread, so that a scrape of thousands of topics does not delay messages.
@@ -29,7 +29,7 @@ BODY_SIZE_MAX_BYTES: Final = 1024 * 1024  # of requests that have one: none is u
 REQUEST_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 60.0
 REFUSED_SECONDS: Final = 0.5  # for one too many to say what it wants, so that it hears why not
-LOOK_SECONDS: Final = 0.1
+LOOP_LAG_SECONDS: Final = 0.1  # between two measurements of how late the event loop is
 STARTING: Final = iceberg.STARTING
 REASONS: Final = {
     200: "OK",
@@ -183,8 +183,8 @@ async def watch_loop(lag: Histogram) -> None:
     """
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + LOOK_SECONDS
-        await asyncio.sleep(LOOK_SECONDS)
+        due = loop.time() + LOOP_LAG_SECONDS
+        await asyncio.sleep(LOOP_LAG_SECONDS)
         lag.observe(max(0.0, loop.time() - due))
 
 

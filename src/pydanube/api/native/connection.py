@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Never, cast
 
 from pydanube.api.native.handle_table import HandleTable
-from pydanube.api.native.handles import Consuming
+from pydanube.api.native.handles import ConsumerHandle
 from pydanube.api.native.intake import BatchIntake
 from pydanube.api.native.pump import Pump
 from pydanube.api.native.requests import NativeRequests
@@ -126,7 +126,7 @@ class NativeConnection(asyncio.Protocol):
             self.intake.received(session.partial_bytes)
 
     def _handle_some(self, events: Iterator[Event[Never]]) -> None:
-        """Handles events, in order. After many acks others have their turn first, and nothing is read meanwhile."""
+        """Handles events, in order. After many acks it yields to other connections, and reads nothing until then."""
         settled = 0
         self._is_handling = True
         try:
@@ -168,7 +168,7 @@ class NativeConnection(asyncio.Protocol):
         address = f"{place[0]}:{place[1]}" if isinstance(place, tuple) and len(place) > 1 else ""
         return Caller(address, self.session.client, "native", self.broker.clock.time_us())
 
-    # --- saying things ------------------------------------------------------------------------------
+    # --- sending ------------------------------------------------------------------------------------
 
     def send(self, command: pb.Command, *body: Buffer) -> None:
         """What the peer did not ask for."""
@@ -184,7 +184,7 @@ class NativeConnection(asyncio.Protocol):
         self.answer(pb.Command(request_id=request_id, error=to_wire(error)))
 
     def fail(self, error: BaseException, request_id: int = 0) -> None:
-        """One clear error, as the answer if it is a request's fault, then the end: nobody can go on after this."""
+        """One clear error, as the answer if it is a request's fault, then the end: the connection cannot continue."""
         self.session.fail(error, request_id)
         self._flush()
 
@@ -235,7 +235,7 @@ class NativeConnection(asyncio.Protocol):
         self._tasks.discard(task)
         self.throttle()
 
-    def pump(self, consuming: Consuming) -> Pump:
+    def pump(self, consuming: ConsumerHandle) -> Pump:
         """What sends the deliveries of a consumer of this connection."""
         return Pump(self, self._handles, consuming)
 
@@ -254,7 +254,7 @@ class NativeConnection(asyncio.Protocol):
                 self.session.resume_reading(self.elapsed())
                 self._transport.resume_reading()
 
-    # --- hearing things -----------------------------------------------------------------------------
+    # --- receiving ----------------------------------------------------------------------------------
 
     def _handle(self, frame: frames.Frame) -> None:
         kind, command = frame.kind, frame.command

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pydanube.api.native.handles import Consuming, Producing
+from pydanube.api.native.handles import ConsumerHandle, ProducerHandle
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.errors import LimitReached, NotServed, ProtocolViolation
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -21,8 +21,8 @@ class HandleTable:
 
     def __init__(self, connection: NativeConnection) -> None:
         self._connection = connection
-        self.producers: dict[int, Producing] = {}
-        self.consumers: dict[int, Consuming] = {}
+        self.producers: dict[int, ProducerHandle] = {}
+        self.consumers: dict[int, ConsumerHandle] = {}
         self._watched: dict[AnyTopic, Callable[[NotServed], None]] = {}  # topics that handles are of
         self._newest = 0
 
@@ -33,12 +33,12 @@ class HandleTable:
         self._newest += 1
         return self._newest
 
-    def producer(self, handle: int) -> Producing | None:
-        """None for one that has ended: its topic closed a moment ago, and the peer will hear of it."""
+    def producer(self, handle: int) -> ProducerHandle | None:
+        """None for one that has ended: its topic closed a moment ago, and a message to the peer is under way."""
         self._check_handle("producer", handle)
         return self.producers.get(handle)
 
-    def consumer(self, handle: int) -> Consuming | None:
+    def consumer(self, handle: int) -> ConsumerHandle | None:
         """None for one that has ended: what the peer says of it came too late."""
         self._check_handle("consumer", handle)
         return self.consumers.get(handle)
@@ -47,7 +47,7 @@ class HandleTable:
         if not 0 < handle <= self._newest:
             raise ProtocolViolation(f"{what} {handle} was never opened on this connection")
 
-    def forget(self, consuming: Consuming) -> None:
+    def forget(self, consuming: ConsumerHandle) -> None:
         self.consumers.pop(consuming.handle, None)
         self.unwatch(consuming.topic)
 
@@ -76,13 +76,13 @@ class HandleTable:
             topic.closed.watch(self._watched[topic])
 
     def unwatch(self, topic: AnyTopic) -> None:
-        """The peer has heard everything of this topic that it will, unless another of its handles is of it."""
-        handles: list[Producing | Consuming] = [*self.producers.values(), *self.consumers.values()]
+        """Watches the topic no longer, unless another handle of the peer is of it."""
+        handles: list[ProducerHandle | ConsumerHandle] = [*self.producers.values(), *self.consumers.values()]
         if topic in self._watched and not any(each.topic is topic for each in handles):
             topic.closed.forget(self._watched.pop(topic))
 
     def _closed(self, topic: AnyTopic, why: NotServed) -> None:
-        """The topic is not served here any more: all its handles end, and the peer is told once."""
+        """The topic is not served here any more: all its handles end, and one message tells the peer."""
         del self._watched[topic]
         for producing in [each for each in self.producers.values() if each.topic is topic]:
             del self.producers[producing.handle]

@@ -1,6 +1,6 @@
 """The producers and consumers that a native peer has opened, as its connection knows them.
 
-A producer's answers go out in the order of its batches, whoever decides them first. A consumer's permits are passed
+A producer's answers go out in the order of its batches, whichever is decided first. A consumer's permits are passed
 on to its subscription bit by bit, as what it was sent before gets on the wire: so a peer that grants a terabyte and
 reads nothing costs the broker `unsent_bytes`, and not a terabyte.
 """
@@ -29,12 +29,12 @@ from pydanube.wire._pb.pydanube import stream_pb2 as pb
 Pairs: TypeAlias = tuple[tuple[int, int], ...]
 
 DURABILITIES: Final = {"fsync": pb.FSYNC, "os": pb.OS}
-# Beside the batch: lengths, and a command with as many ranges as there may be.
+# In addition to the batch: lengths, and a command with as many ranges as there may be.
 DELIVER_OVERHEAD_BYTES: Final = 32 * 1024
 CUT_BYTES: Final = 8 * 1024  # to cut a batch costs as much as to send so many bytes more
 
 
-class Undecided(NamedTuple):
+class PendingBatch(NamedTuple):
     """A batch without an answer."""
 
     request_id: int
@@ -45,7 +45,7 @@ class Undecided(NamedTuple):
     came_at: float  # by perf_counter
 
 
-class Producing:
+class ProducerHandle:
     """A producer that the peer has opened."""
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Producing:
         name: str,
         producer_id: ProducerId,
         session: int,
-        answer: Callable[[Producing], None],
+        answer: Callable[[ProducerHandle], None],
     ) -> None:
         self.handle = handle
         self.tell = partial(answer, self)  # what is decided
@@ -76,7 +76,7 @@ class Producing:
         self.name = name
         self.producer_id = producer_id
         self.session = session
-        self.in_flight: deque[Undecided] = deque()
+        self.in_flight: deque[PendingBatch] = deque()
         self.hole: int | None = None  # sequence of the first batch that was refused: nothing behind it may pass
         self._idle: asyncio.Event | None = None
         self._registered = topic.producers.get(producer_id)
@@ -97,7 +97,7 @@ class Producing:
         if len(self.in_flight) >= frames.IN_FLIGHT_MAX:
             raise ProtocolViolation(f"producer {self.handle} has more than {frames.IN_FLIGHT_MAX} batches in flight")
 
-    def decided(self) -> Undecided | None:
+    def decided(self) -> PendingBatch | None:
         """The oldest batch, if its fate is known."""
         if self.in_flight and self.in_flight[0].outcome.done():
             found = self.in_flight.popleft()
@@ -114,7 +114,7 @@ class Producing:
             await self._idle.wait()
 
     def refused(self, first_sequence: int, error: BaseException) -> bool:
-        """Nothing behind a refused batch may pass. False: the peer jumped, so it does not know what it is doing."""
+        """Nothing behind a refused batch may pass. False: the peer skipped sequences, and must be disconnected."""
         jumped = isinstance(error, OutOfSequence) and self.hole is None
         if self.session and (self.hole is None or first_sequence < self.hole):
             self.hole = first_sequence
@@ -150,7 +150,7 @@ class Producing:
         )
 
 
-class Consuming:
+class ConsumerHandle:
     """A consumer that the peer has opened."""
 
     __slots__ = (
@@ -181,8 +181,8 @@ class Consuming:
         self.consumer_id = consumer_id
         self.outbox = outbox
         self._messages = self._bytes = 0  # granted and not used yet, as the peer sees it
-        self._unlent_bytes = 0  # of these, what the subscription has not been told of
-        self._lent_bytes = 0  # what it was told of, and is not on the wire; below 0: a batch was larger than that
+        self._unlent_bytes = 0  # of these, what was not passed on to the subscription
+        self._lent_bytes = 0  # what was passed on, and is not on the wire; below 0: a batch was larger than that
         self._unsent_max = unsent_bytes_max
 
     @property
@@ -198,7 +198,7 @@ class Consuming:
         self._lend(messages)
 
     def sent(self, item: DeliveredBatch) -> None:
-        """On the wire: its bytes are the peer's now, and there is room for as many more."""
+        """On the wire: its bytes are the peer's now, and as many more may be lent."""
         size = item.batch.header.size_bytes
         self._messages -= min(self._messages, sum(end - first for first, end in item.ranges))
         self._bytes -= min(self._bytes, size)
@@ -215,7 +215,7 @@ class Consuming:
 
     def stretched(self, item: DeliveredBatch, parts: list[DeliveredBatch]) -> None:
         """It goes out in parts, which are longer together: the subscription took less from the permits than the peer
-        will, so the difference comes off what it has not been told of yet.
+        will, so the difference comes off what was not passed on to it yet.
         """
         more_bytes = sum(part.batch.header.size_bytes for part in parts) - item.batch.header.size_bytes
         self._unlent_bytes -= more_bytes
@@ -356,5 +356,5 @@ def fetched(batches: list[Batch], start: int, frame_size_max: int) -> list[Batch
 def failed(error: DanubeError) -> asyncio.Future[Any]:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     future.set_exception(error)
-    future.exception()  # it counts as heard: a connection that is lost leaves it unanswered
+    future.exception()  # retrieved: a connection that is lost leaves it unanswered
     return future

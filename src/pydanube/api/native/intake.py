@@ -1,8 +1,8 @@
 """What one native peer produces: parsed, appended in the order in which it came, answered when it is on disk.
 
 What a peer produced and is not on disk is bounded, and so is what all peers together did (`log/pressure.py`): one that
-produces more is *held*, that is, not read from. Its acks and pings wait in the socket meanwhile, so that lasts a third
-of the keepalive at most; then it is read from again and what it produces is refused (LogBusy), until there is room.
+produces more is *held*, that is, not read from. Its acks and pings wait in the socket, so that lasts a third of the
+keepalive at most; then it is read from again and what it produces is refused (LogBusy), until the bound allows it.
 
     reading ──too much is not on disk──► held ──a third of the keepalive──► refusing
        ▲                                   │ half of the bound is free         │ it is free
@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from pydanube.api.native.handle_table import HandleTable
-from pydanube.api.native.handles import Producing, Undecided, failed
+from pydanube.api.native.handles import PendingBatch, ProducerHandle, failed
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.errors import DanubeError, InvalidBatch, LogBusy, ProducerUnknown, ProtocolViolation
 from pydanube.formats.batch import Batch, messages, parse, parse_header
@@ -45,7 +45,8 @@ class BatchIntake:
         self._refusing = False
         self._pressed = False  # waits to be called by the pressure
         self._partial_bytes = self._parsing_bytes = 0  # as counted in the pressure
-        self._to_parse: deque[tuple[int, Producing, memoryview | Undecided]] = deque()  # those refused in their turn
+        # With those that were refused, in their turn.
+        self._to_parse: deque[tuple[int, ProducerHandle, memoryview | PendingBatch]] = deque()
         self._parsing: asyncio.Task[None] | None = None
 
     def end(self) -> None:
@@ -130,7 +131,7 @@ class BatchIntake:
             return LogBusy(self.unwritten_bytes, self._connection.limits.unwritten_bytes)
         return None
 
-    def _refuse(self, request_id: int, producing: Producing, body: memoryview, error: DanubeError) -> None:
+    def _refuse(self, request_id: int, producing: ProducerHandle, body: memoryview, error: DanubeError) -> None:
         """Without a look at the batch: it is answered in its turn, also behind what is still being parsed."""
         try:
             header = parse_header(body)
@@ -140,7 +141,7 @@ class BatchIntake:
             return
         self._pressure.refused += 1
         sequence, rows = header.first_sequence, header.rows
-        refused = Undecided(request_id, sequence, rows, 0, failed(error), perf_counter())
+        refused = PendingBatch(request_id, sequence, rows, 0, failed(error), perf_counter())
         if self._parsing is None:
             self._await_outcome(producing, refused)
         else:
@@ -150,7 +151,7 @@ class BatchIntake:
         try:
             while self._to_parse and self._connection.session.end is None:
                 request_id, producing, body = self._to_parse.popleft()
-                if isinstance(body, Undecided):
+                if isinstance(body, PendingBatch):
                     self._await_outcome(producing, body)
                     continue
                 batch: Batch | None = None
@@ -166,7 +167,7 @@ class BatchIntake:
         finally:
             self._parsing = None
 
-    def _append(self, request_id: int, producing: Producing, body: memoryview, batch: Batch | None) -> None:
+    def _append(self, request_id: int, producing: ProducerHandle, body: memoryview, batch: Batch | None) -> None:
         outcome: asyncio.Future[Any]
         try:
             batch = batch or parse(body)
@@ -183,17 +184,17 @@ class BatchIntake:
             return
         except DanubeError as error:
             outcome = failed(error)
-        undecided = Undecided(request_id, header.first_sequence, header.rows, len(body), outcome, perf_counter())
-        self._await_outcome(producing, undecided)
+        pending = PendingBatch(request_id, header.first_sequence, header.rows, len(body), outcome, perf_counter())
+        self._await_outcome(producing, pending)
 
-    def _await_outcome(self, producing: Producing, undecided: Undecided) -> None:
-        producing.in_flight.append(undecided)
-        if undecided.outcome.done():
+    def _await_outcome(self, producing: ProducerHandle, pending: PendingBatch) -> None:
+        producing.in_flight.append(pending)
+        if pending.outcome.done():
             self.answer_decided(producing)
         else:
-            undecided.outcome.add_done_callback(lambda _: producing.tell())
+            pending.outcome.add_done_callback(lambda _: producing.tell())
 
-    def answer_decided(self, producing: Producing) -> None:
+    def answer_decided(self, producing: ProducerHandle) -> None:
         """Receipts and refusals, in the order of the batches."""
         while (decided := producing.decided()) is not None:
             self.unwritten_bytes -= decided.size_bytes

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pydanube.api.native.handle_table import HandleTable
-from pydanube.api.native.handles import Consuming, fits, groups_of, parts_of
+from pydanube.api.native.handles import ConsumerHandle, fits, groups_of, parts_of
 from pydanube.api.native.intake import PARSE_ON_LOOP_BYTES
 from pydanube.broker.outbox import DeliveredBatch, RecalledRanges
 from pydanube.errors import MessageTooLarge, NotServed, SubscriptionBusy
@@ -23,7 +23,7 @@ class Pump:
 
     __slots__ = ("_connection", "_consuming", "_handles")
 
-    def __init__(self, connection: NativeConnection, handles: HandleTable, consuming: Consuming) -> None:
+    def __init__(self, connection: NativeConnection, handles: HandleTable, consuming: ConsumerHandle) -> None:
         self._connection = connection
         self._handles = handles
         self._consuming = consuming
@@ -74,7 +74,7 @@ class Pump:
         consuming = self._consuming
         ended = consuming.outbox.ended
         if isinstance(ended, NotServed):
-            return  # the topic closes: the peer is told when everything of it has ended
+            return  # the topic closes: the handle table tells the peer when all its handles have ended
         if self._handles.consumer(consuming.handle) is not None:  # else it was the peer who closed it
             self._handles.forget(consuming)
             taken = SubscriptionBusy(consuming.topic.name, consuming.subscription.name, "a newer one of this name")

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from pydanube.api.native.handle_table import HandleTable
-from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, Consuming, Producing, fetched
+from pydanube.api.native.handles import DELIVER_OVERHEAD_BYTES, DURABILITIES, ConsumerHandle, ProducerHandle, fetched
 from pydanube.api.native.storages import StorageAnswers, describe, question_of
 from pydanube.api.operations import TopicOperations, offset_of
 from pydanube.api.orders import check_noted, tell_native
@@ -22,7 +22,7 @@ from pydanube.broker.registrations import read_policy, read_subscriptions
 from pydanube.broker.topic import Topic
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
-from pydanube.core.policies import Delivery, SubscriptionKind
+from pydanube.core.policies import SUBSCRIPTION_TYPES, Delivery, SubscriptionKind
 from pydanube.errors import (
     DanubeError,
     DeliveryMismatch,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KINDS: Final = dict(enumerate(SubscriptionKind))
 FETCH_BYTES_DEFAULT: Final = 1024 * 1024
 FETCH_BYTES_MAX: Final = 32 * 1024 * 1024
 FETCH_WAIT_MAX_SECONDS: Final = 60.0
@@ -138,7 +137,7 @@ class NativeRequests:
 
     async def _note_order(self, command: pb.Command) -> dict[str, Any]:
         check_noted(command.note_order)
-        return {"done": pb.Done()}  # and then it is told, as every order
+        return {"done": pb.Done()}  # and then it is recorded, as every order
 
     async def _describe_topic(self, command: pb.Command) -> dict[str, Any]:
         name = TopicName(command.describe_topic.topic)
@@ -236,7 +235,7 @@ class NativeRequests:
             topic.producers.remove(producer_id, registered)
             raise
         handle = self._handles.new_handle()
-        self._handles.producers[handle] = Producing(
+        self._handles.producers[handle] = ProducerHandle(
             handle, topic, request.producer_name, producer_id, session, self._connection.intake.answer_decided
         )
         self._handles.producers[handle].introduce(self._connection.caller())
@@ -266,9 +265,10 @@ class NativeRequests:
         request = command.subscribe
         topic = await self._broker.topics.require(TopicName(request.topic))
         name = SubscriptionName(request.subscription)
-        kind = KINDS.get(request.type)
-        if kind is None:
-            raise ProtocolViolation(f"subscription type {request.type} is none of {sorted(KINDS)}")
+        if not 0 <= request.type < len(SUBSCRIPTION_TYPES):
+            known = list(range(len(SUBSCRIPTION_TYPES)))
+            raise ProtocolViolation(f"subscription type {request.type} is none of {known}")
+        kind = SUBSCRIPTION_TYPES[request.type]
         filters = tuple(request.key_filters)
         unsent_bytes = self._connection.limits.unsent_bytes
         handle = self._handles.new_handle()
@@ -278,13 +278,15 @@ class NativeRequests:
                 name, kind, request.consumer_name, filters, start, native=True, hands_over=request.hands_over
             )
             reliable = topic.require(name)
-            consuming = Consuming(handle, topic, reliable, identity, reliable.attach_native(identity), unsent_bytes)
+            consuming = ConsumerHandle(
+                handle, topic, reliable, identity, reliable.attach_native(identity), unsent_bytes
+            )
             cursor = reliable.get_lag_info().cursor
             next_unacked = 0 if cursor is None else cursor + 1
         else:
             identity = await topic.subscribe(name, kind, request.consumer_name, filters)
             fanned = topic.require(name)
-            consuming = Consuming(handle, topic, fanned, identity, fanned.attach(identity), unsent_bytes)
+            consuming = ConsumerHandle(handle, topic, fanned, identity, fanned.attach(identity), unsent_bytes)
             next_unacked = 0
         self._handles.consumers[handle] = consuming
         if (registration := consuming.subscription.registration(identity)) is not None:
@@ -298,7 +300,7 @@ class NativeRequests:
         subscribed = pb.Subscribed(
             consumer=handle,
             consumer_id=identity,
-            type=pb.SubscriptionType.Name(list(SubscriptionKind).index(consuming.subscription.kind)),
+            type=pb.SubscriptionType.Name(SUBSCRIPTION_TYPES.index(consuming.subscription.kind)),
             next_unacked=next_unacked,
             created=topic.ownership.created,
             hands_over=hands_over,
@@ -306,7 +308,7 @@ class NativeRequests:
         )
         return {"subscribed": subscribed}
 
-    def _start_pump(self, consuming: Consuming) -> None:
+    def _start_pump(self, consuming: ConsumerHandle) -> None:
         self.pumps += 1
         task = self._connection.spawn(self._connection.pump(consuming).run())
 
@@ -386,7 +388,7 @@ class NativeRequests:
                     f"them (`danube admin topics orphan list {topic.name}`); read from {orphan.end} on to go without"
                 ) from None
             if topic.first_offset <= start < error.first <= topic.head:
-                return [], error.first  # offsets that nobody ever used
+                return [], error.first  # offsets that were never used
             raise
         frame_size_max = self._connection.session.frame_size_max
         if sum(batch.header.size_bytes for batch in found) + DELIVER_OVERHEAD_BYTES > frame_size_max:

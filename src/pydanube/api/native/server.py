@@ -2,7 +2,7 @@
 
 transport ─► Session ─► NativeConnection ─┬─► requests (requests.py), a task each
                                           ├─► produce: Intake parses, appends, answers when it is on disk
-                                          └─► flow, ack, nack: at once
+                                          └─► flow, ack, nack: synchronously
 outbox ─► pump.py, one task per consumer ─► Session ─► transport, as long as the peer takes it
 """
 

@@ -31,7 +31,7 @@ A = TypeVar("A", bound=Message, covariant=True)
 CALL_SECONDS: Final = 10.0
 NO_METHOD: Final = "Method not found!"  # gRPC's own words
 CLIENT_FLAG: Final = "--service-addr"
-PORTS: Final = {"admin": 50051, "client": 6650}  # unless a broker is told otherwise
+PORTS: Final = {"admin": 50051, "client": 6650}  # by default
 PORT_FLAGS: Final = {"admin": "--admin-addr", "client": "--broker-addr"}
 RETRIES_MAX: Final = 8
 BACKOFF_BASE_SECONDS: Final = 0.2

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pydanube.client.messages import Place, SubscriptionType
 
 QUEUE_MAX: Final = 1_000
-RETRY_SECONDS: Final = 0.2
+RESUBSCRIBE_SECONDS: Final = 0.2
 SUBSCRIPTION_TYPES: Final = {
     "exclusive": pb.ConsumerRequest.Exclusive,
     "shared": pb.ConsumerRequest.Shared,
@@ -62,7 +62,7 @@ class GrpcMessage(NamedTuple):
 
 
 class GrpcConsumer:
-    """`on_retry` is told in a sentence why a stream is opened anew, or an acknowledgement was lost."""
+    """`on_retry` is called with a sentence: why a stream is opened anew, or an acknowledgement was lost."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class GrpcConsumer:
                         raise
                     self._on_retry(f"{topic}: {error}; trying again")
                     self._owners.forget(topic)
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(RESUBSCRIBE_SECONDS)
                 broker, consumer_id = await self._subscribe(topic)
         except DanubeError as error:
             await self._queue.put(error)

@@ -15,7 +15,7 @@ import grpc
 
 from pydanube.errors import ProtocolViolation
 
-LOOK_SECONDS: Final = 1.0
+PROBE_SECONDS: Final = 1.0  # for each step of a probe
 ANSWER_BYTES: Final = 4096
 HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # preface, empty settings
 SETTINGS_TYPE: Final = 4
@@ -37,12 +37,12 @@ async def listener_at(address: str) -> Listener:
     """What the first answer to an HTTP/2 greeting looks like."""
     parts = urlsplit(f"//{address}")
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(PROBE_SECONDS):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     except (OSError, TimeoutError):
         return Listener.NOBODY
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(PROBE_SECONDS):
             writer.write(HTTP2)
             answer = await reader.read(ANSWER_BYTES)
     except (OSError, TimeoutError):
@@ -79,7 +79,7 @@ async def services_at(channel: Any) -> set[str]:
     found = set()
     for name, method in _METHODS.items():
         try:
-            await channel.unary_unary(method)(b"", timeout=LOOK_SECONDS)
+            await channel.unary_unary(method)(b"", timeout=PROBE_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE):
                 continue

@@ -33,7 +33,7 @@ class Life(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerFacts:
-    """One broker, as whoever is asked knows it. `own` is what it said of itself: empty if it does not answer."""
+    """One broker, as the answering broker knows it. `own` is its own report: empty if it does not answer."""
 
     broker: int
     address: str
@@ -87,7 +87,7 @@ def of_cluster(facts: ClusterFacts) -> list[Condition]:
 
 
 def _once(found: Iterable[Condition]) -> list[Condition]:
-    """The metadata store is one, whoever complains of it."""
+    """There is one metadata store, however many brokers report it."""
     kept: dict[tuple[str, str], Condition] = {}
     for each in found:
         kept.setdefault((each.name, "" if each.name == "DanubeMetadataFilling" else each.subject), each)
@@ -153,7 +153,7 @@ def _unserved(facts: ClusterFacts) -> Iterator[Condition]:
 def _rescues(facts: ClusterFacts) -> Iterator[Condition]:
     orphans = [each for broker in facts.brokers for each in broker.orphans]
     for broker in facts.brokers:
-        # Until others have taken its topics nobody can count the messages, only say whose they are.
+        # Until others have taken its topics the messages cannot be counted, only attributed.
         if broker.life in (Life.SILENT, Life.GONE) and broker.topics:
             age = broker.not_uploaded_seconds
             which = "how many is not known" if age is None else f"those of about its last {words(max(age, 1.0))}"

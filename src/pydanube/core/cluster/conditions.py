@@ -5,8 +5,9 @@
 Those of the cluster as a whole are in `cluster_conditions.py`.
 
 A condition has the name of an alert in deploy/alerts.yml and leads to the same runbook. What Prometheus looks at over
-minutes is looked at over minutes here too. What needs a person at once (a broker that is gone, topics without one) is
-said at once. What nobody can know is no number: `None` stays `None`, and a sum of which a part is missing says so.
+minutes is looked at over minutes here too. What needs a person immediately (a broker that is gone, topics without one)
+is reported immediately. What cannot be known is no number: `None` stays `None`, and a sum of which a part is missing
+says so.
 
 Times called `now` are seconds that never go back; times called `…_ms` are dates.
 """

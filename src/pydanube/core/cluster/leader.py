@@ -3,16 +3,16 @@
     world ─► Leading.step ─► Declare    a broker that is gone: its session is dead
                              Abandon    the topics of a dead session lose their owner
                              Direct     a topic without owner gets a target, or another one
-                             Start      a drain or a rebalancing moves a topic
+                             StartMove  a drain or a rebalancing moves a topic
                              Remove     a failed move is forgotten
                              FinishDrain
-                             NoBroker   topics that nobody can have: for the log
-                             Activate   a broker that was away, when nobody is active
+                             NoBroker   topics that no broker can be given: for the log
+                             Activate   a broker that was away, when none is active
 
 Nothing here is remembered that a new leader would need: it steps through the same world and comes to the same end. What
 is remembered is only since when something has been so, and who did not do what it was asked to.
 
-The room writes each decision guarded by the leader key and by the revision of what it was decided on; one that cannot
+The shell writes each decision guarded by the leader key and by the revision of what it was decided on; one that cannot
 be written any more is decided anew.
 """
 
@@ -43,16 +43,16 @@ from pydanube.core.cluster.returning import NEXT, Waiting, away, nobody_serves, 
 from pydanube.core.names import BrokerId, TopicName
 
 CLAIM_SECONDS: Final = 3.0  # a target that has claimed nothing for so long is replaced
-CLAIM_SECONDS_MAX: Final = 48.0  # when nobody claims: longer than it takes to list what no event told
+CLAIM_SECONDS_MAX: Final = 48.0  # when no broker claims: longer than until the next list finds what the watch missed
 ABANDON_MAX: Final = 200  # topics of one broker in one step, so that the first are claimed while others are written
-FAILED_SECONDS: Final = 10.0  # a failed move stays visible to whoever asked for it
-HOMELESS_SECONDS: Final = 1.0  # until it is said that nobody can have a topic: while all start it is so for a moment
-HOMELESS_AGAIN_SECONDS: Final = 30.0  # until it is said of more: a takeover has thousands
-RETRY_SECONDS: Final = 30.0  # a drain tries a topic again whose move failed
+FAILED_SECONDS: Final = 10.0  # a failed move stays visible to the operator who asked for it
+HOMELESS_SECONDS: Final = 1.0  # until a topic without a possible owner is logged: at a start there are such
+HOMELESS_AGAIN_SECONDS: Final = 30.0  # until more are logged: a takeover has thousands
+DRAIN_RETRY_SECONDS: Final = 30.0  # a drain tries a topic again whose move failed
 
 
 class World(NamedTuple):
-    """What one broker knows of its cluster. Numbers beside topics and records are store revisions."""
+    """What one broker knows of its cluster. Numbers next to topics and records are store revisions."""
 
     alive: Mapping[BrokerId, int]  # registered brokers and their sessions
     witnessed: Mapping[BrokerId, int]  # the last session of each broker that this process certainly saw alive
@@ -62,7 +62,7 @@ class World(NamedTuple):
     markers: Mapping[TopicName, Marker]
     reports: Mapping[BrokerId, LoadReport]
     history: Sequence[Move]
-    # What follows from `assigned` and `reports`, where somebody keeps it up to date: to count anew is a look at every
+    # What follows from `assigned` and `reports`, where the caller keeps it up to date: counting anew is a look at every
     # topic of the cluster.
     counted: Mapping[BrokerId, Figures] | None = None
     known: Mapping[TopicName, TopicLoad] | None = None
@@ -76,7 +76,7 @@ class World(NamedTuple):
         return nobody_serves(self.alive, self.states, lost, now_ms, ttl_seconds)
 
     def topics_of(self, brokers: Sequence[BrokerId]) -> dict[BrokerId, set[TopicName]]:
-        """What each of them serves or has been told to."""
+        """What each of them serves or is assigned."""
         found = {broker: set(self.assigned.get(broker, ())) for broker in brokers}
         for topic, marker in self.markers.items():
             if marker.to in found and not marker.error:
@@ -92,7 +92,7 @@ class World(NamedTuple):
         return found
 
     def measured(self) -> dict[BrokerId, Figures]:
-        """The figures of the active brokers, with what they have been told to serve."""
+        """The figures of the active brokers, with what they are assigned."""
         active = self.active()
         counted, known = self.counted, self.known
         if counted is None or known is None:
@@ -147,7 +147,7 @@ class FinishDrain(NamedTuple):
 
 
 class NoBroker(NamedTuple):
-    """Topics that no broker can be given now. They wait; somebody must do something."""
+    """Topics that no broker can be given now. They wait for an operator."""
 
     topics: tuple[TopicName, ...]
     why: str
@@ -165,7 +165,7 @@ Decision: TypeAlias = Declare | Abandon | Direct | StartMove | Remove | FinishDr
 
 
 class _Scale:
-    """The loads of the active brokers, with every topic that is given away meanwhile."""
+    """The loads of the active brokers, with every topic that this step has assigned so far."""
 
     def __init__(self, strategy: str, world: World) -> None:
         self._strategy = strategy
@@ -190,7 +190,7 @@ class _Asked:
 
     A busy target claims its topics one after the other, so the topic's time begins anew whenever the target has claimed
     another one. But only `ahead` times, as many as were waiting there when it was asked: a topic that it cannot open
-    does not wait for ever because new ones keep coming.
+    does not wait without end because new ones keep coming.
     """
 
     to: BrokerId
@@ -198,7 +198,7 @@ class _Asked:
     ahead: int = 0
     claims: int = 0  # that the target had made by `since`
     avoid: set[BrokerId] = field(default_factory=set)
-    rounds: int = 0  # how often everybody was asked in vain
+    rounds: int = 0  # how often all brokers were asked and none claimed
 
     @property
     def until(self) -> float:
@@ -217,7 +217,7 @@ class Leading:
         self._claims: Counter[BrokerId] = Counter()  # of topics that this leader asked them to claim
         self._failed: dict[TopicName, float] = {}
         self._retry: dict[TopicName, float] = {}
-        self._homeless: dict[TopicName, float] = {}  # nobody can have it, since when
+        self._homeless: dict[TopicName, float] = {}  # no broker can be given it, since when
         self._homeless_said: set[TopicName] = set()
         self._homeless_at = 0.0
         self._checked: float | None = None
@@ -256,15 +256,15 @@ class Leading:
             if broker in world.lost and world.lost[broker][0].session == session:
                 continue
             since = self._missing.setdefault(broker, now)
-            # Whoever stopped in order, or was not there when this process came, gets the time of a lease to (re)appear:
-            # after a restart of everything each broker is to have its own topics back.
+            # A broker that stopped in order, or was not there when this process came, gets the time of a lease to
+            # (re)appear: after a restart of everything each broker is to have its own topics back.
             saw_it_die = world.witnessed.get(broker) == session and not (state and state.has_left)
             if saw_it_die or now - since >= self._ttl_seconds:
                 yield Declare(broker, session)
             else:
                 self._again(since + self._ttl_seconds)
 
-    # --- brokers that were away, and nobody else is there ---
+    # --- brokers that were away, and no other is there ---
 
     def _returns(self, now: float, now_ms: int, world: World) -> Iterator[Activate]:
         ttl = self._ttl_seconds
@@ -300,7 +300,7 @@ class Leading:
             if marker.error:
                 since = self._failed.setdefault(topic, now)
                 if now - since >= FAILED_SECONDS:
-                    self._retry[topic] = now + RETRY_SECONDS
+                    self._retry[topic] = now + DRAIN_RETRY_SECONDS
                     yield Remove(topic)
                 else:
                     self._again(since + FAILED_SECONDS)
@@ -346,7 +346,7 @@ class Leading:
         scale: _Scale,
         waiting: Mapping[BrokerId, int],
     ) -> BrokerId | None:
-        """Who is to have it: whoever was told so already, as long as that works. `waiting`: what each is to claim."""
+        """The target: the one that was chosen before, as long as it claims. `waiting`: what each is to claim."""
         told = marker.to
         if marker.wait:
             return marker.from_broker if marker.from_broker in world.alive else None

@@ -40,10 +40,10 @@ ADMIN_UNLOAD: Final = "admin_unload"
 DRAIN_COMPLETE: Final = "drain_complete"
 NO_TOPICS: Final = "no_topics"
 ADMIN_ACTIVATE: Final = "admin_activate"
-NO_ACTIVE_BROKER: Final = "no_active_broker"  # the leader activated it, because nobody else was
+NO_ACTIVE_BROKER: Final = "no_active_broker"  # the leader activated it, because no broker was active
 REJOINED: Final = "rejoined"  # it activated itself
 
-AWAY: Final = frozenset({STALE_RESTART, REGISTRATION_EXPIRED})  # drained, and nobody wanted it
+AWAY: Final = frozenset({STALE_RESTART, REGISTRATION_EXPIRED})  # drained, and not by an operator
 
 
 class BrokerMode(enum.Enum):
@@ -59,7 +59,7 @@ class BrokerMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRegistration:
-    """A living broker. `home` is where its data directory is, so that a restart can be told from a copy."""
+    """A living broker. `home` is where its data directory is, so that a restart can be distinguished from a copy."""
 
     broker_url: str
     connect_url: str
@@ -212,7 +212,7 @@ class Known(NamedTuple):
 
 class RegistrationVerdict(enum.Enum):
     ENTER = "enter"  # register, with the mode and reason given
-    WAIT = "wait"  # somebody else is registered under this id: dead, and it will run out, or alive, and this is a copy
+    WAIT = "wait"  # another process is registered under this id: dead, and it runs out, or alive, and this is a copy
     REPLACED = "replaced"  # another process has this id now: stop
 
 
@@ -232,7 +232,7 @@ def enter_running(found: Known, *, session: int) -> RegistrationDecision:
         return RegistrationDecision(RegistrationVerdict.REPLACED, state.mode, state.reason)
     if found.lost is not None and found.lost.session == session:
         return _entry_of_lost(state, REGISTRATION_EXPIRED)
-    # However long it lasted: nobody decided anything meanwhile, so nothing has changed.
+    # However long it lasted: no leader decided anything in the meantime, so nothing has changed.
     return RegistrationDecision(RegistrationVerdict.ENTER, state.mode, state.reason)
 
 

@@ -6,10 +6,10 @@
     weighted_load   every figure as a part of the cluster's largest; whichever is largest here counts most
 
 What a broker does not say of itself (an older one, one that has just come) is unknown and not nothing: it counts as the
-mean of those that say it, so that nobody looks idle because it is silent.
+mean of those that say it, so that no broker looks idle because it is silent.
 
-A report is up to one interval old, and topics move meanwhile. So `measure` takes who has which topics from the
-assignments, and only the figures of a topic from the reports: a topic counts where it is, at once.
+A report is up to one interval old, and topics move in between. So `measure` takes who has which topics from the
+assignments, and only the figures of a topic from the reports: a topic counts where it is, immediately.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Figures(NamedTuple):
     network: float | None = None
 
     def plus(self, topic: TopicLoad | None, sign: int = 1) -> Figures:
-        """With one topic more, or less; None: a topic that nobody has reported on. What the machine does stays."""
+        """With one topic more, or less; None: a topic without a report. The figures of the machine stay."""
         if topic is None:
             return self._replace(topics=self.topics + sign)
         return self._replace(
@@ -284,7 +284,7 @@ def _measure(
 class LoadTally:
     """The figures of every broker, kept up to date topic by topic. The same as `measure` of all of them.
 
-    A report changes what is known of many topics: then everything is counted anew, when somebody asks.
+    A report changes what is known of many topics: then everything is counted anew, on the next read.
     """
 
     def __init__(self) -> None:
@@ -359,7 +359,7 @@ def rank(strategy: str, measured: Mapping[BrokerId, Figures]) -> dict[BrokerId, 
 
 
 def _with_means(measured: Mapping[BrokerId, Figures]) -> dict[BrokerId, Figures]:
-    """What nobody said of a broker is what the others have on average."""
+    """An unknown figure of a broker is the mean of the others'."""
 
     def mean(values: Iterable[float | None]) -> float:
         said = [value for value in values if value is not None]

@@ -4,12 +4,13 @@ A `Marker` says that a topic has, or is about to have, no owner. What becomes of
 `cluster/` writes it.
 
     null                                              a new topic
-    {reason: unload | rebalance | drain, from_broker} a move: `to` is the target, `ready` once the old owner let go
+    {reason: unload | rebalance | drain, from_broker} a move: `to` is the target, `ready` once the old owner released it
     {reason: broker_lost, from_broker}                its owner was declared dead
     {reason: shutdown, from_broker, ready}            its owner sealed it and stopped
 
-A topic is free, for its target to claim, when nobody can own it: it is new, its owner was declared dead, or its owner
-let go. Moves never go back to `from_broker`. After a crash it is the first choice: its disk has the end of the log.
+A topic is free, for its target to claim, when it cannot have an owner: it is new, its owner was declared dead, or its
+owner released it. Moves never go back to `from_broker`. After a crash it is the first choice: its disk has the end of
+the log.
 """
 
 from __future__ import annotations
@@ -100,12 +101,12 @@ class Marker:
 
     @property
     def is_free(self) -> bool:
-        """Nobody owns the topic: its target may claim it."""
+        """The topic has no owner: its target may claim it."""
         return not self.error and (self.reason in (None, BROKER_LOST) or self.ready)
 
     @property
     def is_move(self) -> bool:
-        """The old owner lives, and serves the topic until it has let go."""
+        """The old owner lives, and serves the topic until it releases it."""
         return self.reason in MOVES and not self.ready and not self.error
 
     @property
@@ -132,7 +133,7 @@ class Marker:
         return self.phase or f"waiting for broker {self.from_broker} to let go"
 
     def as_ready(self) -> Self:
-        """The old owner has let go. Written by its seal."""
+        """The old owner has released it. Written by its seal."""
         return replace(self, ready=True, phase="", error="")
 
     def as_failed(self, why: str) -> Self:
@@ -155,7 +156,7 @@ def least_loaded(loads: Mapping[BrokerId, float], topics: Mapping[BrokerId, int]
 
     `topics` is given where loads mean work. They are up to one report old and never quite the same, so within a few
     points all are equal, and of those the ones with the fewest topics are taken: otherwise everything that is created
-    until the next report would go to whoever had nothing to do for a moment.
+    until the next report would go to a broker that was idle for a moment.
     """
     if not loads:
         return []
@@ -176,9 +177,9 @@ def choose(
     avoid: Collection[BrokerId] = (),
     topics: Mapping[BrokerId, int] | None = None,
 ) -> BrokerId | None:
-    """The target for a topic among the brokers in `loads`; equals take turns. None: nobody can have it now.
+    """The target for a topic among the brokers in `loads`; equals take turns. None: no broker can be given it now.
 
-    Those in `avoid` did not claim it when they were asked to; they are asked again when there is nobody else.
+    Those in `avoid` did not claim it when they were asked to; they are asked again when there is no other.
     """
     open_to = {broker: load for broker, load in loads.items() if broker != marker.excluded}
     if marker.preferred in open_to and marker.preferred not in avoid:
@@ -245,7 +246,7 @@ Entry = TypeVar("Entry", bound=str)
 
 
 def old_entries(history: Collection[Entry]) -> list[Entry]:
-    """Entries of the history that make room for one more; a few at a time, as one transaction takes them."""
+    """Entries of the history to remove for one more; a few at a time, as one transaction takes them."""
     return sorted(history)[: 1 - HISTORY_MAX][:HISTORY_REMOVED_MAX]
 
 
@@ -268,7 +269,7 @@ class Plan(NamedTuple):
 
 GAIN_MIN: Final = 0.01  # of the difference between two brokers: what a move must narrow where the number means work
 VARIATION_SLACK: Final = 0.05
-EVEN_PART: Final = 1 / 3  # of the threshold: whoever evens out by hand does not stop at what is just bearable
+EVEN_PART: Final = 1 / 3  # of the threshold: an order by hand does not stop where the leader would
 PLAN_MAX: Final = 500  # moves of one order: planning them takes the loop for a tenth of a second
 BUSY_RULE: Final = "moving"
 BLACKLIST_RULE: Final = "blacklist_topics"
@@ -301,7 +302,7 @@ class _Planning:
     ) -> Move | None:
         """The move that evens the cluster out by `strategy`, and by the cluster's own leaves it as even as is asked.
 
-        The leader by itself takes from overloaded brokers alone; an order by hand from whoever has more than its part.
+        The leader by itself takes from overloaded brokers alone; an order by hand from any that has more than its part.
         """
         even = self.even(strategy)
         if even.variation < threshold or len(even.loads) < 2:
@@ -340,7 +341,7 @@ class _Planning:
         return None
 
     def _of(self, broker: BrokerId, *, heaviest_first: bool) -> Iterator[TopicName]:
-        """What may leave it, in the order in which it is tried. One that nobody has reported on comes last."""
+        """What may leave it, in the order in which it is tried. One without a report comes last."""
         if broker not in self._candidates:
             found = sorted(topic for topic in self._topics_of.get(broker, ()) if self._may_move(topic))
             told = sorted((self._known[topic].score, topic) for topic in found if topic in self._known)
@@ -394,7 +395,7 @@ def plan(
 ) -> Plan:
     """All moves that an operator's order makes, best first.
 
-    How long topics have been where they are does not matter, nor whether anybody has reported on them. When the work
+    How long topics have been where they are does not matter, nor whether they have a report. When the work
     is even, the number of topics is evened out as well, as far as the work stays even: a broker that has just been
     activated is to have its part of the topics that do nothing now, too. What the order may not touch: topics on the
     blacklist, and those that are on their way already.

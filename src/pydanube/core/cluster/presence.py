@@ -102,7 +102,7 @@ class Attendance:
     def _going(
         self, now: float, now_ms: int, broker: BrokerId, record: Presence, state: BrokerState | None, topics: int
     ) -> Iterator[PresenceChange]:
-        """Whoever was not there when this leader came gets the time of a lease: perhaps everything was restarted."""
+        """A broker that was not there when this leader came gets the time of a lease: perhaps all were restarted."""
         since = self._missing.setdefault(broker, now)
         if broker not in self._seen_alive and now - since < self._ttl_seconds:
             return

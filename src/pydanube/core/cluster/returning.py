@@ -1,10 +1,10 @@
 """When a broker that was away is given topics again without a person: see docs/adr/0008-coming-back.md.
 
-    nobody is active      the leader activates those that are away, one after the other
+    none is active        the leader activates those that are away, one after the other
     `rejoin: active`      the broker activates itself when it is home
 
 How often that happened is part of the broker's state. Each time it takes longer, so that a lease that flaps does not
-carry topics to and fro for ever.
+carry topics to and fro without end.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def nobody_serves(
     now_ms: int,
     ttl_seconds: float,
 ) -> bool:
-    """Whether there is no cluster to be cautious about: nobody is active, nor may come back as such, but those that a
-    leader has just activated for this reason.
+    """Whether there is no cluster to be cautious about: no broker is active, nor may come back as such, but those that
+    a leader has just activated for this reason.
     """
     for broker, state in states.items():
         if state.mode is not BrokerMode.ACTIVE or state.has_left:
@@ -78,7 +78,7 @@ def away(alive: Mapping[BrokerId, int], states: Mapping[BrokerId, BrokerState]) 
 
 
 class Waiting:
-    """Since when brokers have been away, by the monotonic clock of whoever counts: dates may be wrong by hours."""
+    """Since when brokers have been away, by the monotonic clock of this process: dates may be wrong by hours."""
 
     def __init__(self) -> None:
         self._since: dict[BrokerId, float] = {}

@@ -1,9 +1,9 @@
 """When the history of a metadata store may go, and to which revision.
 
-A store keeps every change for watches that begin in the past, until somebody tells it that nobody will. Watches of
-brokers are seconds behind, and whoever is later lists again.
+A store keeps every change for watches that begin in the past, until it is compacted. Watches of brokers are seconds
+behind, and one that is further behind lists again.
 
-    every broker notes the revision now and then     so that whoever leads knows where the store was a while ago
+    every broker notes the revision now and then     so that any leader knows where the store was a while ago
     the leader compacts, every `keep_seconds`        to the newest revision that is at least so old
 """
 

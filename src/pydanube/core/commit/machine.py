@@ -158,7 +158,7 @@ class CommitMachine(Generic[T, B, W]):
         self.making[of] = None
 
     def segment_not_made(self, of: T, why: str, error: DiskFull) -> Answers[W]:
-        """There was no room, and nothing was made. The target goes on in the one it has, if that is not full."""
+        """The disk is full, and nothing was made. The target goes on in the one it has, if that is not full."""
         return [] if why in (ROOM, PREPARED) else self.withdraw(of, error)
 
     def segment_ended(self, of: T) -> None:
@@ -269,7 +269,7 @@ class CommitMachine(Generic[T, B, W]):
     # --- where a group is written ---
 
     def may_use_journal(self, parts: int, journal: JournalState) -> bool:
-        """Whether the journal is a choice at all, before anybody measures the record."""
+        """Whether the journal is a choice at all, before the record is measured."""
         if parts == 1:
             return False  # one sync either way
         return journal.end is not None or not journal.is_being_made  # no group waits for one that is made ahead
@@ -301,7 +301,7 @@ class CommitMachine(Generic[T, B, W]):
         target.append_time = part.append_time
         target.max_publish_time = part.max_publish_time
         if not may_answer:
-            # It is stored, and may turn up later as rescued. No producer may rely on it, so none is told that it can.
+            # It is stored, and may turn up later as rescued. No producer may rely on it, so none gets a receipt.
             return Commit(_refusals(part, _fenced(target)), ())
         epoch, durability = target.epoch, target.durability
         answers: Answers[W] = [
@@ -340,7 +340,7 @@ class CommitMachine(Generic[T, B, W]):
         return WriteAgain(failure)
 
     def journal_not_made(self, parts: Sequence[GroupPart[T, B, W]], failure: DiskFull) -> RefusePart[W]:
-        """There is no room for the journal that the parts' record needs: nothing of it was written."""
+        """The disk is too full for the journal that the parts' record needs: nothing of it was written."""
         return self._refuse(parts, failure)
 
     def given_up(self, parts: Iterable[GroupPart[T, B, W]], why: str) -> Answers[W]:
@@ -378,7 +378,7 @@ class CommitMachine(Generic[T, B, W]):
 
 def by_severity(results: Sequence[DanubeError | None]) -> Sequence[int]:
     """Places of results in the order in which they are dealt with: what is safe first, so that it is answered; then
-    what found no room; failures last, because they may stop the log.
+    what found the disk full; failures last, because they may stop the log.
     """
     places = range(len(results))
     return sorted(places, key=lambda place: _severity(results[place])) if any(results) else places

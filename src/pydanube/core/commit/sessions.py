@@ -12,8 +12,8 @@ Session numbers are `owner epoch << 32 | counter`: epochs never repeat, so numbe
 session that an owner does not know is an older owner's, or its number proves that there is a newer owner: such a one is
 never adopted.
 
-A session ends when nobody appended under it for long (`idle`, `ended`); the log keeps a record of that. Its number is
-never given again, so a resend that comes later is refused as unknown and cannot pass for a new batch. docs/adr/0001
+A session ends when nothing was appended under it for long (`idle`, `ended`); the log keeps a record of that. Its number
+is never given again, so a resend that comes later is refused as unknown and cannot pass for a new batch. docs/adr/0001
 has the rules.
 """
 
@@ -34,7 +34,7 @@ _PRODUCER: Final = struct.Struct("<QQQB")
 _LOOSE: Final = 0x80
 _STORED: Final = struct.Struct("<QIIQQ")
 # In a snapshot the time of the last use stands as a first batch without rows: versions that know nothing of it read it
-# as a batch that nobody can send.
+# as a batch that no producer can send.
 _TIME: Final = 2**64 - 1
 _OTHERS_SIZE: Final = (RECENT_MAX - 1) * _STORED.size
 SESSION_SIZE_MAX_BYTES: Final = _PRODUCER.size + (1 + RECENT_MAX) * _STORED.size
@@ -84,7 +84,7 @@ class Sessions:
         self.cut = 0  # producers that `newest` has left out
         self._floor = 0  # the highest number of a session that has ended here
         # After a takeover from an owner that could not hand over its state, the first batch of a session
-        # that nobody here has seen sets its baseline: refusing it would stop a healthy producer for good.
+        # that this log has not seen sets its baseline: refusing it would stop a healthy producer for good.
         self.adopts_unknown = adopts_unknown
         self.epoch: int | None = None  # of the log that takes batches; None: they are only read
 
@@ -118,7 +118,7 @@ class Sessions:
             self._use(producer_id, ProducerState(session, 0, used=used))
 
     def idle(self, before: int, now: int, count_max: int) -> list[tuple[int, ProducerState]]:
-        """Sessions that nobody used since `before`, the oldest first. One of which that is not known is used `now`."""
+        """Sessions not used since `before`, the oldest first. One whose last use is not known counts as used `now`."""
         found: list[tuple[int, ProducerState]] = []
         undated: list[int] = []
         for producer_id, producer in self._producers.items():
@@ -133,7 +133,7 @@ class Sessions:
         return found
 
     def ends(self, producer_id: int, session: int, next_sequence: int) -> bool:
-        """Whether the session is still as it was when somebody decided that it shall end."""
+        """Whether the session is still as it was when its end was decided."""
         known = self._producers.get(producer_id)
         return known is not None and (known.session, known.next_sequence) == (session, next_sequence)
 
@@ -185,7 +185,7 @@ class Sessions:
         self._producers[producer_id] = ProducerState(session, first_sequence + rows, packed, used=used)
 
     def recall(self, producer_id: int, session: int, batch: Stored) -> None:
-        """Somebody else stored this batch, or it is back from a lost owner's disk. What is further stays as it is."""
+        """Another owner stored this batch, or it is back from a lost owner's disk. A later state stays as it is."""
         known = self._producers.get(producer_id)
         packed = _STORED.pack(*batch)
         if known is None or session > known.session:
@@ -198,7 +198,7 @@ class Sessions:
             )
 
     def learn(self, others: Sessions) -> None:
-        """What somebody else knows of producers, where that is further. They may be further still: see `loosen`."""
+        """Takes another owner's state of producers, where that is later. They may be further still: see `loosen`."""
         for producer_id, other in others:
             known = self._producers.get(producer_id)
             if known is None or (known.session, known.next_sequence) < (other.session, other.next_sequence):

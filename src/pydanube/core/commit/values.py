@@ -185,7 +185,7 @@ class Commit(Generic[W]):
 
 @dataclass(frozen=True, slots=True)
 class RefusePart(Generic[W]):
-    """The part was not written, and nothing of it can reappear: its producers are told so."""
+    """The part was not written, and nothing of it can reappear: its producers get the error."""
 
     answers: Answers[W]
     error: DiskFull

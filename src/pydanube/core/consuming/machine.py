@@ -30,7 +30,7 @@
 | Ended              | ENDED; DropAll, Settle all   | ENDED; DropAll, Settle all                            | -      |
 
 What is delivered and not handed to the application yet is bounded by the permits: by a fixed window, or by one that
-adapts (`pacing.py`). The broker is told what the application has taken and not answered within a moment: the ack
+adapts (`pacing.py`). The broker learns what the application has taken and not answered within a moment: the ack
 timeout begins then (docs/adr/0007-workers.md). Brokers that do not know this count from sending.
 
 When the connection is lost it is dropped, because the broker delivers it again. Acks are kept until the broker says
@@ -40,7 +40,7 @@ number: what was delivered before a seek, by whomever, is void. So is what was d
 when the consumer is at another one of its name: each is an era of its own.
 
 Invariant: on one handle, what was granted is what was delivered plus what may still come; everything delivered is
-taken, given back or dropped once, and owed to the broker as room once. So the broker never has more permits than the
+taken, given back or dropped once, and owed to the broker as permits once. So the broker never has more permits than the
 window.
 """
 
@@ -137,7 +137,7 @@ class ConsumerMachine(Generic[A]):
         self._ranges_max = ranges_max
         self.state = State.AWAY
         self.mode = Mode.RECEIVING
-        self.generation = 0  # of handles: what came on an older one makes no room, and its answers are not looked at
+        self.generation = 0  # of handles: what came on an older one frees no permits, and its answers are ignored
         self.hands_over = False  # the broker wants to know
         self._is_clean = False  # it was opened with nothing to be said before the first messages come
         self._first_messages = 0  # and with this window, if it adapts
@@ -281,7 +281,7 @@ class ConsumerMachine(Generic[A]):
     # --- permits ------------------------------------------------------------------------------------
 
     def _took(self, arrival: A, count: int) -> None:
-        """There is room for as many again."""
+        """Frees permits for as many again."""
         more = count - arrival.taken
         if more <= 0 or arrival.generation != self.generation:
             return  # the permits of that connection ended with it
@@ -329,7 +329,7 @@ class ConsumerMachine(Generic[A]):
 
     def _delivered(self, arrival: A, now: float) -> None:
         if arrival.seeks < self._sought_to:
-            self._dropped(arrival)  # it was on its way when we sought, and nobody wants it any more
+            self._dropped(arrival)  # it was in flight when the seek was sent, and is not wanted any more
             return
         if arrival.seeks != self.seeks:
             self._sought(arrival.seeks, now)
@@ -385,7 +385,7 @@ class ConsumerMachine(Generic[A]):
         if why is not Why.RECALLED:
             self._owe(found.count)
         else:
-            # Room that is granted when the application takes or wants something: until then it has enough.
+            # Permits that are granted when the application takes or wants something: until then it has enough.
             self.owed_messages += found.count
             self._give_back(found)
 
@@ -396,7 +396,7 @@ class ConsumerMachine(Generic[A]):
     # --- what the application has -------------------------------------------------------------------
 
     def _tell_soon(self) -> None:
-        """The broker is told of what is not answered by then."""
+        """Reports to the broker, after a moment, what is not answered by then."""
         if not self.is_telling and self.hands_over:
             self.is_telling = True
             self._effects.append(SayIn(TELL_SECONDS, TellDue()))

@@ -17,7 +17,7 @@ GROWTH: Final = 4
 WORK_SECONDS: Final = 0.1
 FAST_MESSAGES: Final = 1_000
 ROUND_TRIP_SECONDS_MAX: Final = 1.0
-LOOK_SECONDS: Final = 0.5  # of work, after which the rate is looked at although few were answered
+RATE_WINDOW_SECONDS: Final = 0.5  # of work, after which the rate is looked at although few were answered
 
 
 class Pacing:
@@ -48,7 +48,7 @@ class Pacing:
             self._busy_seconds += max(0.0, now - self._at)
         self._at, self._is_busy = now, is_busy
         self._answered += answered
-        if not answered or (self._answered < self.window and self._busy_seconds < LOOK_SECONDS):
+        if not answered or (self._answered < self.window and self._busy_seconds < RATE_WINDOW_SECONDS):
             return 0
         rate = self._answered / max(self._busy_seconds, 1e-6)
         wanted = round(rate * (WORK_SECONDS + 2 * (self._round_trip or 0.0)))

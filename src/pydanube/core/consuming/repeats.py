@@ -3,7 +3,7 @@
 If messages whose acks had no answer come again, from a broker that knows nothing of their delivery, the application
 does not see them twice: it has said that they are done. What only has the same offsets is not held back: messages of a
 newer epoch than any that came before (the topic was made anew), those of a non-reliable topic, and what comes again
-because somebody has sought back.
+after a seek back.
 
 What the application has when a connection is lost is delivered by the next owner as if for the first time. So whatever
 lies below the end of all that came on earlier connections, in no newer epoch, may be a copy: what is acknowledged is
@@ -25,7 +25,7 @@ class Repeats:
 
     def __init__(self) -> None:
         self.epoch = 0  # the newest of all batches so far
-        self.settled = OffsetRanges()  # acknowledged, and perhaps nobody knows of it
+        self.settled = OffsetRanges()  # acknowledged, and perhaps not known to the broker
         self._settled_epoch = 0  # their batches are not newer
         self._known_end = 0  # the broker knew everything below to be acknowledged
         self.delivered_end = 0  # the end of all that came
@@ -41,7 +41,7 @@ class Repeats:
     def without_settled(self, arrival: Arrival) -> tuple[Ranges, list[OffsetRange]]:
         """What the application has not acknowledged; and the rest, to be acknowledged again."""
         if arrival.ranges[0][0] < self._known_end:
-            self.settled.clear()  # somebody has sought back, and wants what is done to be done again
+            self.settled.clear()  # a seek back: what is done is to be done again
         if not 0 < arrival.epoch <= self._settled_epoch:
             return arrival.ranges, []  # other messages, which have the same offsets
         rest: list[OffsetRange] = []

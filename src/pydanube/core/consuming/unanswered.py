@@ -38,5 +38,5 @@ class Unanswered:
         return fresh
 
     def forget(self) -> None:
-        """Nobody waits for an answer to what the application has."""
+        """Answers to what the application has do not count any more."""
         self.taken, self._answers, self.out = OffsetRanges(), OffsetRanges(), OffsetRanges()

@@ -1,4 +1,4 @@
-"""What the machine of a consumer is told, and what it answers.
+"""Events and effects of the consumer's machine.
 
 Events are facts in the past tense, effects orders. The lane (client/partition_consumer.py) feeds every event to
 `step(event, now)` and carries out the effects in order. `now` is in seconds of the event loop's clock; ranges are
@@ -148,7 +148,7 @@ class Hungered:
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """Somebody wants to know where it stands: what was answered so far is counted."""
+    """The state is about to be read: what was answered so far is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ Event: TypeAlias = (
 
 @dataclass(slots=True)
 class Show(Generic[A]):
-    """Put it into the inbox, and wake whoever waits."""
+    """Put it into the inbox, and wake the caller that waits."""
 
     arrival: A
 
@@ -305,7 +305,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class EndTurn:
-    """Say `TurnEnded` when everybody else has had a turn; with `is_retry` in a while, longer each time."""
+    """Feed `TurnEnded` on a later turn of the loop; with `is_retry` after a pause, longer each time."""
 
     is_retry: bool = False
 
@@ -350,7 +350,7 @@ class DropAll:
 
 @dataclass(frozen=True, slots=True)
 class AllAnswered:
-    """Nobody waits for an answer of the application."""
+    """The application has answered everything that a caller waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +370,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class NoteRefused:
-    """Nobody may ever ask: the application goes on, so this is the only sign that something was not applied."""
+    """Log it: the application goes on, so this is the only sign that an answer was not applied."""
 
     verdict: Verdict
     error: DanubeError

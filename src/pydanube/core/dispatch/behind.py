@@ -4,7 +4,7 @@
     trend.catch_up(now)           CatchUp: in so many seconds, or never at this rate, or not known
 
 Messages say how much work waits; seconds say how late it is. The oldest message that was not acknowledged is as old as
-the batch that holds it: whoever can read the log looks that up.
+the batch that holds it: the shell, which can read the log, looks that up.
 """
 
 from __future__ import annotations

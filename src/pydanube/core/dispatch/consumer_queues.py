@@ -17,7 +17,8 @@ from pydanube.core.dispatch.events import Handed, NotHeld, Recall, Returned
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, RangePiece
 from pydanube.core.dispatch.window import Flight
 
-IDLE_SECONDS: Final = 0.1  # a consumer has nothing to do for so long, and others are asked for what they have not seen
+# A consumer has nothing to do for so long: then others are asked for what they have not seen.
+RECALL_AFTER_SECONDS: Final = 0.1
 RECALL_SECONDS: Final = 1.0  # how often one consumer is asked
 RECALL_RANGES_MAX: Final = 1_000
 
@@ -74,7 +75,7 @@ class ConsumerQueues:
             for piece in self._in_flight.overlap(first, end):
                 flight = piece.value
                 if flight.consumer != event.consumer or not flight.unseen:
-                    continue  # it was taken back meanwhile
+                    continue  # it was taken back in the meantime
                 self._deliveries.release(self._in_flight.cut(piece.first, piece.end))
                 back.append(RangePiece(piece.first, piece.end, flight.tries.undelivered()))
         return back
@@ -128,7 +129,7 @@ class ConsumerQueues:
 
     @staticmethod
     def _ask_at(idle_since: float, busy: Sequence[ConsumerWindow]) -> float:
-        return max(idle_since + IDLE_SECONDS, min(window.recalled_at for window in busy) + RECALL_SECONDS)
+        return max(idle_since + RECALL_AFTER_SECONDS, min(window.recalled_at for window in busy) + RECALL_SECONDS)
 
     def upper_half(self, window: ConsumerWindow) -> list[OffsetRange]:
         """Of what one consumer has not seen: it looks at the lowest first."""
@@ -147,7 +148,7 @@ class ConsumerQueues:
             self._context.effects.append(Recall(window.consumer, merged[at : at + RECALL_RANGES_MAX], window.taken))
 
     def next_look(self) -> float | None:
-        """When a consumer has been silent, or another idle, for too long. What has passed waits for room, not time."""
+        """When a consumer has been silent, or another idle, for too long. A time that has passed waits for permits."""
         if len(self._windows) < 2:
             return None
         now, timeout = self._context.now, self._context.timeout_seconds

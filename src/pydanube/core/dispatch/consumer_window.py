@@ -14,7 +14,7 @@ UNACKED_MAX_ALLOWED: Final = 10_000
 
 
 class Permits(NamedTuple):
-    """Room that a consumer grants."""
+    """How much a consumer may be sent, as it grants it."""
 
     messages: int
     size_bytes: int

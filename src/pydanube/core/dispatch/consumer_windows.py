@@ -1,4 +1,4 @@
-"""The consumers of one subscription and how much each has room for.
+"""The consumers of one subscription and how much each may be sent.
 
 Two ways to say how much:
 - by *window* (official gRPC clients): they say nothing, so all of them together hold at most `unacked_max`, and each no
@@ -7,7 +7,7 @@ Two ways to say how much:
 - by *permits* (native protocol): each grants messages and bytes; what is sent is taken from its grant.
 
 Bytes are known only to the shipper, which reads the log. So a consumer with permits gets one step's deliveries at
-a time: after `Send` it has no room until the shipper says with `Shipped` how many bytes went out. They may
+a time: after `Send` its window is closed until the shipper says with `Shipped` how many bytes went out. They may
 overdraw the bytes by the last message, otherwise a message larger than the grant would never be sent.
 """
 

@@ -100,7 +100,7 @@ class Deliveries:
         """Counts the bytes that went out. Returns what did not go and is to be sent again."""
         window = self.windows.get(event.consumer)
         if window is None:
-            return []  # it left meanwhile, and what it held was taken back then
+            return []  # it left in the meantime, and what it held was taken back then
         self.windows.shipped(window, event.size_bytes)
         if window.was_empty:
             window.was_empty = False
@@ -144,7 +144,7 @@ class Deliveries:
         return pieces
 
     def take_back(self, consumer: ConsumerId) -> list[RangePiece[Flight]]:
-        """Everything that a consumer holds, lowest first. Released at once: it may be thousands of pieces."""
+        """Everything that a consumer holds, lowest first. Released together: it may be thousands of pieces."""
         pieces = self.in_flight.cut_consumer(consumer)
         held = sum([piece.end - piece.first for piece in pieces])
         unseen = sum([piece.end - piece.first for piece in pieces if piece.value.unseen])

@@ -5,8 +5,8 @@
                           at least the nack's delay, at most max_redelivery_delay_ms
     failure N + 1         poison: N = max_redelivery_count, so N + 1 deliveries in all
 
-A delivery that ends because the consumer went away is no failure: the message is delivered again at once and
-nothing is counted against it. Otherwise six restarts of a consumer would drop messages nobody ever looked at.
+A delivery that ends because the consumer went away is no failure: the message is delivered again immediately
+and nothing is counted against it. Otherwise six restarts of a consumer would drop messages that no handler ever saw.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PoisonPolicy(enum.Enum):
     """What happens to a message that failed too often. Values are the stored names."""
 
     DEAD_LETTER = "DeadLetter"  # publish it elsewhere, then count it as acknowledged
-    BLOCK = "Block"  # deliver nothing more until somebody decides; Key-Shared: nothing more of that key
+    BLOCK = "Block"  # deliver nothing more until an operator decides; Key-Shared: nothing more of that key
     DROP = "Drop"  # count it as acknowledged
 
 
@@ -115,7 +115,7 @@ def _member(kind: type[enum.Enum], name: str, value: object) -> enum.Enum:
 
 
 class Tries(NamedTuple):
-    """How often a message was delivered, how often that failed, and the last reason anybody gave."""
+    """How often a message was delivered, how often that failed, and the last reason that was given."""
 
     deliveries: int = 0
     failures: int = 0

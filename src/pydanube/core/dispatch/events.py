@@ -1,6 +1,6 @@
-"""What a dispatch machine is told, and what it answers.
+"""Events and effects of a dispatch machine.
 
-Events are facts in the past tense, effects orders. The room feeds every event to `step(event, now)` and
+Events are facts in the past tense, effects orders. The shell feeds every event to `step(event, now)` and
 carries out the effects in order. Times are seconds of `Clock.elapsed()`; ranges are half-open, lowest first.
 """
 
@@ -52,7 +52,7 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A consumer has room for so much more."""
+    """A consumer may be sent so much more."""
 
     consumer: ConsumerId
     permits: Permits
@@ -127,7 +127,7 @@ class Available:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """Ranges below the head that nobody can read yet: orphans."""
+    """Ranges below the head that cannot be read yet: orphans."""
 
     ranges: Ranges
 
@@ -267,7 +267,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Poison: nothing more is delivered (Key-Shared: of this key) until somebody decides."""
+    """Poison: nothing more is delivered (Key-Shared: of this key) until an operator decides."""
 
     offset: int
     tries: Tries
@@ -298,7 +298,7 @@ class Activated:
 
 @dataclass(frozen=True, slots=True)
 class JoinRefused:
-    """Exclusive: somebody else is connected."""
+    """Exclusive: another consumer is connected."""
 
     consumer: ConsumerId
     active: ConsumerId

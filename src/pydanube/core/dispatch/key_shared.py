@@ -6,8 +6,8 @@ a key, and nothing queued is ever thrown away. A message that retention takes wh
 although it is settled: its key waits until the consumer answers, leaves or times out, as the application may look at
 it yet.
 
-The machine does not know keys: it asks for them (`ReadKeys`) while a consumer has room and nothing to do, and
-is told (`Keyed`). Offsets below `progress.next_fresh` have known keys, except those in `backlog.unread`.
+The machine does not know keys: it asks for them (`ReadKeys`) while a consumer has a free window and nothing to do,
+and gets them (`Keyed`). Offsets below `progress.next_fresh` have known keys, except those in `backlog.unread`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class KeySharedDispatch(DispatchMachine):
         if backlog.look_for_unaccepted and len(self.windows) and self.unaccepted is Unaccepted.SKIP:
             backlog.skip_unaccepted()
         windows = self.windows.all
-        # Consumers with room, by the lowest message that could go there: sending changes only the receiver's own.
+        # Consumers with a free window, by the lowest message that could go there: a send changes only the receiver's.
         lowest: list[tuple[int, int]] = []
         for at, window in enumerate(windows):
             self._offer_to(lowest, at, window)
@@ -133,14 +133,14 @@ class KeySharedDispatch(DispatchMachine):
             self._ask_for_keys(windows)
 
     def _offer_to(self, lowest: list[tuple[int, int]], at: int, window: ConsumerWindow) -> None:
-        """Among consumers with room, the key whose next message is the lowest goes first."""
+        """Among consumers with a free window, the key whose next message is the lowest goes first."""
         if self.windows.room(window) > 0 and (queue := self.backlog.first_idle(window.consumer)) is not None:
             heappush(lowest, (queue.offsets[0], at))
 
     # --- reading keys -----------------------------------------------------------------------------------
 
     def _ask_for_keys(self, windows: Sequence[ConsumerWindow]) -> None:
-        """Reads ahead only while a consumer has room and nothing to do."""
+        """Reads ahead only while a consumer has a free window and nothing to do."""
         if not any(self.windows.room(window) > 0 for window in windows):
             return
         wanted = self._next_unknown()

@@ -1,10 +1,10 @@
 """The hybrid lag monitor's decisions: when to poll, how far behind, and why a subscription is quiet.
 
     fast path    every commit notifies: `Available(head)`
-    safety net   every heartbeat compares: poll if something committed is undispatched and a consumer has room
+    safety net   every heartbeat compares: poll if something committed is undispatched and a consumer has a free window
 
 A lost, coalesced or early notification, a reader that returns nothing for a moment, a dead notifier task:
-each delays a message by at most one heartbeat. A slow consumer is lag, never a poll: it has no room.
+each delays a message by at most one heartbeat. A slow consumer is lag, never a poll: its window is full.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Standing:
     head: int  # committed
     next_unacked: int
     lag: int
-    undispatched: int  # committed, readable, handed to nobody, not waiting for anything
+    undispatched: int  # committed, readable, not handed out, not waiting for anything
     consumers: int = 0
     has_room: bool = False
     unacked: int = 0
     unseen: int = 0  # of these, in the queues of consumers whose applications have not taken them
-    late: int = 0  # besides, still in queues of consumers although their time is over
+    late: int = 0  # in addition, still in queues of consumers although their time is over
     window_held: int = 0  # of these, by consumers that go by the window
     unacked_max: int | None = None  # None if all consumers go by permits
     waiting: int = 0  # failed, to be sent again later

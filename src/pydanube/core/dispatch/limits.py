@@ -4,10 +4,10 @@
                         ╲  ╱╲       an overdrawn bucket refills from below zero
     0 ───────────────────╲╱──
 
-Who wants many waits for one token like everybody, and overdraws: else whoever takes each token as it comes would starve
-him. What is overdrawn is paid back before anybody gets more, so in the long run `rate` is kept exactly.
+A caller that wants many tokens waits for one, like any other, and overdraws: else callers that take each token as it
+comes would starve it. The debt is paid back before any caller gets more, so in the long run `rate` is kept exactly.
 
-It limits, it never drops: whoever is refused waits until `ready_at` and tries again. The defect it replaces
+It limits, it never drops: a caller that is refused waits until `ready_at` and tries again. The defect it replaces
 read a message first and threw it away when the bucket was empty.
 """
 
@@ -54,7 +54,7 @@ class TokenBucket:
         self.tokens -= count
 
     def ready_at(self, count: float, now: float) -> float:
-        """When `take(count)` succeeds if nobody else takes before; `now` if it does already."""
+        """When `take(count)` succeeds if no other caller takes before; `now` if it does already."""
         self._refill(now)
         missing = min(count, 1.0) - self.tokens
         return now if missing <= ROUNDING else max(now, self.refilled_at) + missing / self.rate

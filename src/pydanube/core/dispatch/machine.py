@@ -1,4 +1,4 @@
-"""One subscription's dispatch: what it is told, what follows from it, and the step in which both happen.
+"""One subscription's dispatch: its state, and the step from an event to effects.
 
     step(event, now) -> effects
 
@@ -19,7 +19,7 @@ place: in flight, or in the backlog. Nothing is ever skipped. Key-Shared has set
 those that retention took while a consumer has them.
 
 A step is short, whatever the subscription looks like: it hands out, times out and retries at most `PIECES_MAX`
-ranges each, and asks to be woken at once (`WakeAt` now) if there is more to do.
+ranges each, and asks to be woken immediately (`WakeAt` now) if there is more to do.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class DispatchMachine(ABC):
         self.windows = self.deliveries.windows
         self.first_offset = 0
         self.touched_max = 0  # ranges, by the costliest step so far
-        self._sought = False  # since this owner has it: what it has not handed out was delivered before, if ever
-        self._unfinished = False  # there is more to send, and a consumer has room
+        self._sought = False  # by this owner: what it has not handed out since was delivered before, if ever
+        self._unfinished = False  # there is more to send, and a consumer has a free window
         self._wake_at: float | None = None
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -352,7 +352,7 @@ class DispatchMachine(ABC):
             self.backlog.take_back(first, end, flight.tries)
 
     def _take_from_silent(self) -> None:
-        """The queues of silent consumers go to those with room."""
+        """The queues of silent consumers go to those with a free window."""
         for window in self.queues.silent():
             if not self._may_take_from(window):
                 continue
@@ -361,7 +361,7 @@ class DispatchMachine(ABC):
             pieces = self.queues.take(window)
             self._keep(pieces)
             self._set_turn(window, stopped=window.stopped, stalled=True)
-            # If it goes on some day, it should not begin with these.
+            # If it resumes, it should not begin with these.
             self.queues.ask(window, [OffsetRange(piece.first, piece.end) for piece in pieces])
 
     def _recall(self) -> None:

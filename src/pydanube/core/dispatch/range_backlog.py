@@ -2,7 +2,7 @@
 
 An offset that is neither settled nor in flight is in one of three places:
 
-    ready     to be sent as soon as a consumer has room   taken back, rescued, due again
+    ready     to be sent as soon as a window has space    taken back, rescued, due again
     waiting   to be sent, or dead-lettered, again later   failed, with the time it is due
     held      not to be sent                              poison: blocked, or being dead-lettered
 """

@@ -59,7 +59,7 @@ class FailoverDispatch(RangeDispatch):
         self._promote(before)
 
     def _set_turn(self, window: ConsumerWindow, *, stopped: bool, stalled: bool) -> None:
-        """The next in line follows one that takes nothing. If that goes on some day, it stands by."""
+        """The next in line follows one that takes nothing. If that one resumes, it stands by."""
         super()._set_turn(window, stopped=stopped, stalled=stalled)
         self._promote(self.active)
 
@@ -113,7 +113,7 @@ class ExclusiveDispatch(FailoverDispatch):
 
 
 class SharedDispatch(RangeDispatch):
-    """All consumers in turn; one without room is passed over."""
+    """All consumers in turn; one whose window is full is skipped."""
 
     shares = True
 
@@ -144,7 +144,7 @@ class SharedDispatch(RangeDispatch):
     def _assign(self) -> None:
         if self.backlog.blocking or not self._turns or not self.backlog.can_send():
             return
-        # Room only shrinks in a step: a consumer that has none when its turn comes has none in this step.
+        # Windows only fill up in a step: one that is full when its turn comes stays full in this step.
         turns = [(self._turn + step) % len(self._turns) for step in range(len(self._turns))]
         line = deque(at for at in turns if self.windows.room(self._turns[at]) > 0)
         share = pieces = 0
@@ -178,6 +178,6 @@ class SharedDispatch(RangeDispatch):
         return super()._idle_and_busy()
 
     def _share(self) -> int:
-        """Equal parts of what can be sent now, for those with room."""
+        """Equal parts of what can be sent now, for those with a free window."""
         takers = sum(self.windows.room(window) > 0 for window in self._turns)
         return max(1, -(-(self.backlog.sendable()) // takers))

@@ -23,7 +23,7 @@ V = TypeVar("V")
 FORMAT: Final = 1
 CRC_SIZE_BYTES: Final = 4
 OFFSET_END_MAX: Final = 2**63
-STRETCH: Final = 4096  # ranges (or bytes) that are encoded or decoded before somebody else may have a turn
+STRETCH: Final = 4096  # ranges (or bytes) that are encoded or decoded before other tasks may have a turn
 
 
 class WorkCounter:

@@ -3,7 +3,7 @@
        next_unacked          next_fresh            head
             │                    │                  │
     ════════╪══▓▓▓──■■■──▓▓──────┼──────────────────┤        ═ acknowledged   ▓ acknowledged above the cursor
-     done   │  sent, some acked  │  not handed out  │        ■ missing: committed by nobody we can read yet
+     done   │  sent, some acked  │  not handed out  │        ■ missing: cannot be read yet (orphans)
 
 `SubscriptionProgress` keeps the marks, `InFlight` who holds what since when. Neither knows why a message is sent again.
 
@@ -26,16 +26,16 @@ from pydanube.core.dispatch.ranges import OFFSET_END_MAX, OffsetRange, OffsetRan
 from pydanube.core.names import ConsumerId
 
 HOLES_SIZE_MAX_BYTES: Final = 4096
-HOLES_LAST_SIZE_MAX_BYTES: Final = 256 * 1024  # of what nobody will correct: a hand-over, a close
+HOLES_LAST_SIZE_MAX_BYTES: Final = 256 * 1024  # of what is not saved again here: a hand-over, a close
 
 
 class SavedPosition(NamedTuple):
-    """What is written to the metadata store. `changes` tells the room whether anything is new since."""
+    """What is written to the metadata store. `changes` tells the shell whether anything is new since."""
 
     cursor: int  # last acknowledged offset, -1 for none
     holes: bytes
     changes: int
-    cut: int = 0  # acknowledged above the cursor, but not in `holes`: there was no room
+    cut: int = 0  # acknowledged above the cursor, but not in `holes`: it did not fit
 
 
 class SubscriptionProgress:
@@ -93,7 +93,7 @@ class SubscriptionProgress:
         missing: Iterable[tuple[int, int]] = (),
     ) -> SubscriptionProgress:
         if settled and head is not None:
-            settled.remove(max(head, cursor + 1), OFFSET_END_MAX)  # nobody can have acknowledged what is not there yet
+            settled.remove(max(head, cursor + 1), OFFSET_END_MAX)  # what is not there yet cannot be acknowledged
         return cls(cursor + 1, head=head or 0, settled=settled, missing=missing)
 
     def saved(self, size_max_bytes: int | None = None) -> SavedPosition:
@@ -131,7 +131,7 @@ class SubscriptionProgress:
         return offset
 
     def missing_count(self) -> int:
-        """Offsets above the cursor that are not settled and that nobody can read yet."""
+        """Offsets above the cursor that are not settled and cannot be read yet."""
         return self._unreadable_count(self.next_unacked, self.head)
 
     def _open_count(self, first: int, end: int) -> int:
@@ -190,7 +190,7 @@ class SubscriptionProgress:
         return OffsetRange(first, end)
 
     def withhold(self, first: int, end: int) -> None:
-        """Offsets that nobody can read now: they are neither lag nor handed out until revealed or void."""
+        """Offsets that cannot be read now: they are neither lag nor handed out until revealed or void."""
         self.missing.add(first, end)
 
     def reveal(self, first: int, end: int) -> list[OffsetRange]:
@@ -301,7 +301,7 @@ class InFlight:
         return self._held.overlap(first, end)
 
     def cut(self, first: int, end: int) -> list[RangePiece[Flight]]:
-        """Takes offsets back, whoever holds them."""
+        """Takes offsets back, whichever consumers hold them."""
         pieces = self._held.cut(first, end)
         for piece in pieces:
             piece.value.left -= piece.end - piece.first

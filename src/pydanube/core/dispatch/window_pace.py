@@ -67,7 +67,7 @@ class WindowPace:
     def _adapt(self, window: ConsumerWindow, count: int) -> None:
         window.answers += count
         last = (self.now - window.answered_at) / count
-        window.seconds_each = max(window.busy_seconds / window.answers, last, 1e-9)  # who has become slow is at once
+        window.seconds_each = max(window.busy_seconds / window.answers, last, 1e-9)  # slow counts immediately
         window.answered_at = self.now
         if window.answers >= self.window_max(window):
             window.answers /= 4

@@ -1,4 +1,4 @@
-"""Where every offset of a topic lies, and what to think of an object that nobody describes.
+"""Where every offset of a topic lies, and what to do with an object without a descriptor.
 
     [0, first_offset)        forgotten: retention
     [first_offset, head)     each offset in an object, the owner's log, an orphan or a void; anything else is lost
@@ -61,7 +61,7 @@ def _joined(found: Sequence[CoverageRange]) -> list[CoverageRange]:
 
 
 def overlaps(descriptors: Iterable[Descriptor]) -> list[tuple[Descriptor, Descriptor]]:
-    """Pairs that claim the same offset: never the case unless somebody wrote descriptors by hand."""
+    """Pairs that claim the same offset: never the case unless descriptors were written by hand."""
     found = []
     furthest: Descriptor | None = None
     for each in sorted(descriptors, key=lambda descriptor: (descriptor.start_offset, descriptor.end)):
@@ -72,7 +72,7 @@ def overlaps(descriptors: Iterable[Descriptor]) -> list[tuple[Descriptor, Descri
     return found
 
 
-# --- objects that nobody describes ----------------------------------------------------------------------
+# --- objects without a descriptor ------------------------------------------------------------------------
 
 
 class Fate(enum.Enum):

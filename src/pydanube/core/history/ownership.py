@@ -5,8 +5,8 @@
     /storage/topics/<ns>/<topic>/state     the seal     how the epoch that was released ended
 
 Every open of a topic is a claim: the owner key is replaced by one with the next epoch, if it still is what was read.
-Everything an owner writes compares the key's store revision, so whoever lost the key writes nothing. The key outlives
-the topic (`deleted`), so that epochs never begin again.
+Everything an owner writes compares the key's store revision, so a broker that lost the key writes nothing. The key
+outlives the topic (`deleted`), so that epochs never begin again.
 
 Functions here decide on values; who reads and writes the store is `broker/ownership.py`.
 """
@@ -33,7 +33,7 @@ RESERVE_GROWTH: Final = 4  # from one extension to the next, at most: one large 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The value of the owner key. `released`: nobody serves the topic, and the seal says how it was left."""
+    """The value of the owner key. `released`: no broker serves the topic, and the seal says how it was left."""
 
     epoch: int
     session: int
@@ -42,7 +42,7 @@ class Owner:
     released: bool = False
     deleted: bool = False
     created: int = 0  # the epoch in which the topic of this name was made; what is older was another's
-    since: int = 0  # the epoch from which on nobody but this broker has claimed it; 0: an older version wrote this
+    since: int = 0  # the epoch from which on only this broker has claimed it; 0: an older version wrote this
     since_offset: int = 0  # where it began then: what is below was others'
 
     def to_bytes(self) -> bytes:
@@ -224,7 +224,7 @@ def next_reservation(head: int, reserved_end: int, needed_end: int, ahead: int) 
 
 
 def first_reservation(head: int, reserved_end: int) -> int | None:
-    """What a claim reserves for whoever waits for the topic; None if what is reserved will do."""
+    """What a claim reserves for clients that wait for the topic; None if what is reserved will do."""
     return next_reservation(head, reserved_end, head + 1, RESERVE_OFFSETS_MIN)
 
 

@@ -1,13 +1,14 @@
-"""What becomes of the batches that a lost owner left on its disk: which are new, which were resent meanwhile.
+"""What becomes of the batches that a lost owner left on its disk: which are new, which were resent since.
 
     orphan [start, end)     a a a b a ····························
     brought back            a a a b a
     resent to the new owner       b a            sequence ≥ the first that it took from that session
     result                  a a a v v vvvvvvvvvvvvvvvvvvvvvvvvvvvv    v: void
 
-Whoever lost his connection in the crash resends what was not acknowledged, unchanged and in order. So of one session,
-from the first sequence on that a later epoch accepted, everything was resent, and what lies on the disk is its copy. A
-batch without a producer session (gRPC) is kept: its sender may have sent it again, which is what at-least-once means.
+A producer that lost its connection in the crash resends what was not acknowledged, unchanged and in order. So of one
+session, from the first sequence on that a later epoch accepted, everything was resent, and what lies on the disk is its
+copy. A batch without a producer session (gRPC) is kept: its sender may have sent it again, which is what at-least-once
+means.
 """
 
 from __future__ import annotations

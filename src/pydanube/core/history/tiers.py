@@ -22,8 +22,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple, Self
 
 from pydanube.core.plain import fields_of
-
-MIB: Final = 1 << 20
+from pydanube.core.units import MIB
 
 MERGED_BYTES: Final = 64 * MIB  # neighbours that are smaller become one object of about this size
 MERGE_COUNT_MIN: Final = 8  # fewer are not worth writing them again
@@ -105,9 +104,9 @@ class TopicHistory:
     """The `history` key: where kept history begins, and the object with the descriptors that have no key any more.
 
     It is written with every change of descriptors, and every change compares it with the one before. `epoch` and
-    `change` make each value the only one of its kind, so that whoever got no answer can tell what became of his write.
-    `changed_at` is when that was, in microseconds since 1970 by the owner's clock, and never less than before; 0 as
-    older versions wrote it: not known.
+    `change` make each value the only one of its kind, so that a writer that got no answer can tell what became of its
+    write. `changed_at` is when that was, in microseconds since 1970 by the owner's clock, and never less than before; 0
+    as older versions wrote it: not known.
     """
 
     first_offset: int = 0
@@ -218,7 +217,7 @@ class Objects:
 def object_name(
     start: int, end_offset: int, epoch: int, *, attempt: int = 0, merged: int = 0, raw: bool = False
 ) -> str:
-    """Unique for ever: an epoch is used once, and within it every attempt and every merge has its number."""
+    """Never used again: an epoch is used once, and within it every attempt and every merge has its number."""
     suffix = f"-m{merged}" if merged else f"-{attempt}" if attempt else ""
     return f"data-{start}-{end_offset}-{epoch}{suffix}.{RAW if raw else PARQUET}"
 

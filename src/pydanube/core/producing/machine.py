@@ -34,7 +34,7 @@
 
 *Natural batching.* While fewer than EAGER batches are in flight, whatever is there goes out at the end of the loop's
 turn; otherwise it waits for an answer, or for the open batch to be cut. A busy producer so makes large batches and an
-idle one waits for nobody. Two in flight, not one: the broker has the next batch when it has written the one before. A
+idle one does not wait. Two in flight, not one: the broker has the next batch when it has written the one before. A
 producer that sends one message at a time does not even wait for the end of the turn.
 
 *Order.* The rules are docs/protocol.md §5. The broker answers in the order in which it was asked, so the first error
@@ -138,13 +138,13 @@ def meaning(error: DanubeError) -> Meaning:
             return Meaning.WAIT
         case InvalidBatch() | ProducerFenced() | ProtocolViolation():
             return Meaning.END
-        case LogStopped():  # after which nobody knows what is stored
+        case LogStopped():  # after which it is not known what is stored
             return Meaning.REOPEN
     return Meaning.REOPEN if error.retryable else Meaning.DROP
 
 
 class ProducerMachine(Generic[D]):
-    """One topic, or one partition. `new` makes an empty parcel that has room for so many bytes and rows."""
+    """One topic, or one partition. `new` makes an empty parcel for at most so many bytes and rows."""
 
     def __init__(self, new: Callable[[int, int], D], limits: ProducerLimits) -> None:
         self._new = new
@@ -164,7 +164,7 @@ class ProducerMachine(Generic[D]):
         self._frame_room_bytes = 0
         self._is_volatile = False
         self._trouble: tuple[DanubeError, D] | None = None  # DRAINING: the first error, and what was refused with it
-        self._suspect: D | None = None  # was the oldest when the broker said that it can go on with nobody
+        self._suspect: D | None = None  # was the oldest when the broker ended the whole connection
         self.end: DanubeError | None = None  # ENDED: why
         self._is_serial = False  # the last batch had one message, and nothing came while it was on its way
         self._is_turn_due = False
@@ -175,7 +175,7 @@ class ProducerMachine(Generic[D]):
     # --- what happens to every batch: calls, which cost less than events ----------------------------
 
     def appended(self, now: float) -> list[Effect[D]]:
-        """A message was added to `open`, and it is the first of it, or the last for which there is room."""
+        """A message was added to `open`, and it is the first of it, or the last that fits."""
         self._effects = []
         at_once = False
         if self.open.rows == 1:
@@ -394,7 +394,7 @@ class ProducerMachine(Generic[D]):
     def _leave_old_session(self, now: float) -> None:
         late = now - RESEND_SECONDS
         if self.session and any(parcel.is_doubtful and parcel.begun_at < late for parcel in self._queue):
-            self._leave_session(SessionUnknown(self.producer_id, self.session))  # it may have ended meanwhile
+            self._leave_session(SessionUnknown(self.producer_id, self.session))  # it may have ended in the meantime
 
     def _opened(self, event: Opened) -> None:
         assert self.state in (ProducingState.AWAY, ProducingState.ENDED)
@@ -436,7 +436,7 @@ class ProducerMachine(Generic[D]):
                 self._queue.remove(parcel)
                 self._effects.append(Fail(parcel, error))
         elif in_flight and not (error.retryable or isinstance(error, SessionUnknown)):
-            # Because of what we sent, or of what somebody else did on this connection. Once more, and we know.
+            # Because of this batch, or of what another lane sent on this connection. A second time decides it.
             if self._suspect is self._queue[0]:
                 self._give_up(error)
             else:

@@ -1,4 +1,4 @@
-"""What the machine of a producer is told, and what it answers.
+"""Events and effects of the producer's machine.
 
 Events are facts in the past tense, effects orders. The lane (client/partition_producer.py) feeds every event to
 `step(event, now)`, calls the machine for what happens to every batch, and carries out the effects in order. `now` is in
@@ -16,7 +16,7 @@ from pydanube.errors import DanubeError
 class Parcel:
     """Messages that travel together: first gathered, then encoded, and not changed while their fate is unknown.
 
-    A subclass has the messages. Whoever appends one raises `rows` and `size`, and asks no one while it has room.
+    A subclass has the messages. Appending one raises `rows` and `size`; the machine is called only when it is full.
     """
 
     __slots__ = ("begun_at", "first_sequence", "is_doubtful", "rows", "rows_max", "size", "size_max")
@@ -28,7 +28,7 @@ class Parcel:
         self.rows = 0
         self.begun_at = 0.0
         self.first_sequence = 0
-        self.is_doubtful = False  # it was sent, and nobody said that it was not stored
+        self.is_doubtful = False  # it was sent, and no answer said that it was not stored
 
     def halves(self) -> tuple[Self, Self]:
         """The same messages in two; together they have the same size."""
@@ -58,7 +58,7 @@ class Overflowed:
 
 @dataclass(frozen=True, slots=True)
 class FlushRequested:
-    """Somebody waits for everything that was appended before."""
+    """A caller waits for everything that was appended before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class HandleLost:
 
 @dataclass(frozen=True, slots=True)
 class ProducerEnded:
-    """It will never be open again, or nobody wants it to be."""
+    """It will never be open again, or is not wanted any more."""
 
     error: DanubeError
 
@@ -135,7 +135,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class AwaitTurn:
-    """Say `TurnCame` when everybody else has had a turn."""
+    """Feed `TurnCame` on a later turn of the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Resolve(Generic[D]):
 
 @dataclass(frozen=True, slots=True)
 class Fail(Generic[D]):
-    """It is not stored, or nobody can say."""
+    """It is not stored, or that is not known."""
 
     parcel: D
     error: DanubeError

@@ -6,10 +6,10 @@
                unsynced ──┘
 
 The kernel reports a failed write-back to descriptors that were open when it happened. Were a descriptor
-closed between a write and its sync, the next one might be told that all is well. So one with unsynced
+closed between a write and its sync, the sync on the next one might succeed. So one with unsynced
 writes stays, and follows its file to another name, until a sync has covered them: the one that its user asks for, or
-one that is made here because too many are open. If that sync fails nobody is there to hear it, and the kernel does not
-tell twice; so the failure is kept with the name, and every later sync of that file says so again.
+one that is made here because too many are open. If that sync fails no caller hears of it, and the kernel reports it
+once; so the failure is kept with the name, and every later sync of that file raises it again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Descriptors:
                 names_changed = self._names_changed
             fd = self._open(path)
             with self._lock:
-                # If a name was moved or removed meanwhile, this may be the file that had the name before.
+                # If a name was moved or removed in the meantime, this may be the file that had the name before.
                 if names_changed == self._names_changed and path not in self._by_path:
                     descriptor = OpenFile(fd, path, users=1, failed=self._failed.get(path, ""))
                     self._by_path[path] = descriptor
@@ -184,7 +184,7 @@ class Descriptors:
                 self._by_path[target] = descriptor
 
     def close(self) -> None:
-        """Closes every descriptor that nobody uses, synced or not, and the others after their use."""
+        """Closes every descriptor that is not in use, synced or not, and the others after their use."""
         with self._lock:
             for path in list(self._by_path):
                 self._drop(path)

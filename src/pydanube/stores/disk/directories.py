@@ -1,11 +1,11 @@
 """Syncs of directories, for many threads.
 
-Whoever asks while a directory is being synced cannot know whether that sync has seen his change, so he waits for the
-next one, and shares it with everybody who waits for the same directory: three hundred topics that are made at once are
-three hundred names in one directory.
+A caller that asks while a directory is being synced cannot know whether that sync has seen its change, so it waits for
+the next one, and shares it with all callers that wait for the same directory: three hundred topics that are created
+together are three hundred names in one directory.
 
 A name must not fail to be synced because no file can be opened any more: a segment that was renamed into place cannot
-be taken back. So whoever renames opens the directory first (`expect`), and the sync finds it open.
+be taken back. So a caller that renames opens the directory first (`expect`), and the sync finds it open.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Turn:
 
 
 class Directories:
-    """`opening` calls what opens a file, and makes room for it if it can (`Descriptors.opening`)."""
+    """`opening` calls what opens a file, and frees a descriptor for it if it can (`Descriptors.opening`)."""
 
     def __init__(self, opening: Callable[[Callable[[], int]], int]) -> None:
         self._opening = opening

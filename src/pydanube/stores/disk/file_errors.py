@@ -16,7 +16,7 @@ def not_opened(error: OSError, path: str, operation: str) -> DiskFull | DiskFail
 
 
 def failure_of(error: OSError, path: str, operation: str) -> DiskFull | DiskFailed:
-    # A sync that finds no room has lost bytes that were accepted before: that is not "try again later".
+    # A sync that finds the disk full has lost bytes that were accepted before: that is not "try again later".
     if error.errno in (errno.ENOSPC, errno.EDQUOT) and operation != "sync":
         return DiskFull(path)
     if error.errno in SHORT and operation != "sync":

@@ -54,7 +54,7 @@ class FileNames:
     def make_directory(self, path: str) -> None:
         full = self._full(path)
         with self._making:
-            unsynced: list[str] = []  # innermost first: made here, or by a call beside this one
+            unsynced: list[str] = []  # innermost first: made here, or by a concurrent call
             made: list[str] = []
             place = full
             while not os.path.isdir(place):
@@ -73,7 +73,7 @@ class FileNames:
                     if place in self._unsynced_names:
                         unsynced.append(place)
                     place = os.path.dirname(place)
-        # Nobody is told that a directory exists before its name is synced, whoever made it.
+        # No call returns before the names of directories it relies on are synced, whichever call made them.
         for each in reversed(unsynced):
             try:
                 self._sync_names_in(os.path.dirname(each), path)
@@ -92,7 +92,7 @@ class FileNames:
                 try:
                     os.rmdir(each)
                 except OSError:
-                    continue  # somebody is in it, and syncs its name too
+                    continue  # another call uses it, and syncs its name too
                 self._directories.forget(each)
                 self._unsynced_names.discard(each)
 

@@ -1,4 +1,4 @@
-"""Writes of many files at once, and their syncs: in a thread, or on the spot if the disk is quick (see `files.py`)."""
+"""Writes of many files in one call, and their syncs: in a thread, or on the spot if the disk is quick (`files.py`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydanube.stores.disk.file_errors import failure_of, not_opened
 T = TypeVar("T")
 
 SYNCS_MAX = 8  # side by side; more gained nothing
-LATER_SYNCS_MAX = 4  # of files that were written before, for which nobody waits as for a commit
+LATER_SYNCS_MAX = 4  # of files that were written before: no commit waits for them
 # A larger write makes the kernel look for larger pieces of free memory, which at times takes longer than the disk:
 # 8 MiB in one call took 2 ms or 20 ms, in calls of 1 MiB always 2 ms.
 WRITE_BYTES_MAX = 1024 * 1024
@@ -54,7 +54,7 @@ class FileWriter:
         return results
 
     def _write_one(self, write: Write) -> WriteResult:
-        """As `_write` with sync, for the write that somebody waits for: with a tenth of the steps."""
+        """As `_write` with sync, for the single write of a commit: with a tenth of the steps."""
         path, position, buffers = write
         descriptors = self._descriptors
         try:
@@ -71,7 +71,7 @@ class FileWriter:
             written = descriptors.wrote(descriptor)
             failure = _sync_failure(descriptor, path)
             synced = 0 if failure else written
-            return failure or result  # whoever could free some space and go on must hear of lost bytes
+            return failure or result  # a caller that could free space and go on must hear of lost bytes
         finally:
             descriptors.release(descriptor, synced=synced)
 
@@ -108,7 +108,7 @@ class FileWriter:
         return results
 
     def _make_room(self, opening: int) -> None:
-        """Files that were written to and that nobody has synced are synced and closed, if too many are open."""
+        """Files with unsynced writes are synced and closed, if too many are open."""
         while oldest := self._descriptors.make_room(opening):
             written = [descriptor.writes for descriptor in oldest]
             failures = list(self._syncs.map(sync_data, oldest))

@@ -5,9 +5,9 @@ group commit, and everything acknowledged waits for it. Files stay open between 
 
 One exception: a small write with `sync`, on a disk that has lately been quick with them, is done on the spot. The hop
 takes 0.09 ms, because two threads must wake up and agree on who runs; the disk of the same machine took 0.17 ms.
-Whoever publishes one message at a time waits for both. The event loop stands still meanwhile, so it is done only as
-long as the average stays below SPOT_SECONDS, and a disk that stalls loses that trust at once: a stall of a second is
-paid for with a hundred quick writes in a thread. Never in a directory that is shared with other processes: nobody
+A producer that publishes one message at a time waits for both. The event loop is blocked by it, so it is done only as
+long as the average stays below SPOT_SECONDS, and a disk that stalls loses that trust immediately: a stall of a second
+is paid for with a hundred quick writes in a thread. Never in a directory that is shared with other processes: no client
 waits for objects.
 """
 
@@ -30,7 +30,7 @@ from pydanube.stores.work.threads import Threads
 
 T = TypeVar("T")
 
-# So that a commit finds a thread that is free, beside segments that are made and readers of old ones.
+# So that a commit finds a free thread while segments are made and old ones are read.
 THREADS_MAX = 16
 SPOT_BYTES = 8 * 1024
 

@@ -3,8 +3,8 @@
     in a container with a limit     its control group (version 2): of the CPU and memory that it may have
     otherwise                       /proc: of what the machine has
 
-Not what the broker alone uses: a broker beside a busy neighbour has no room either. What cannot be read is unknown. On
-other systems everything is.
+Not what the broker alone uses: a broker next to a busy neighbour has no capacity left either. What cannot be read is
+unknown. On other systems everything is.
 """
 
 from __future__ import annotations

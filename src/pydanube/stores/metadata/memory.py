@@ -1,6 +1,6 @@
 """A metadata store in one dict, with the semantics of etcd where the port leaves none open.
 
-Time passes only where somebody looks: leases that have run out are ended at the start of every call, and a
+Time passes only on a call: leases that have run out are ended at the start of every call, and a
 waiting watch sleeps no longer than the next lease lasts. So the store has no task of its own, and a broker
 that is paused in a simulation does not pause the leases of the others.
 """
@@ -15,10 +15,19 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from pydanube.errors import LeaseLost, Unreachable
-from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
-
-COMPARES_MAX = 128
-OPERATIONS_MAX = 128
+from pydanube.ports import (
+    COMPARES_MAX,
+    OPERATIONS_MAX,
+    Clock,
+    Compare,
+    Delete,
+    Event,
+    Item,
+    LeaseId,
+    Put,
+    Revision,
+    Usage,
+)
 
 
 @dataclass(slots=True)
@@ -131,7 +140,7 @@ class MemoryMetadataStore:
         if events:
             self._revision = revision
             self._history.append(tuple(events))
-            # All of them now and then, so that nobody falls behind the history that is kept.
+            # All of them now and then, so that no watch falls behind the history that is kept.
             everybody = revision % self._wake_every == 0
             self._wake_watches([""] if everybody else [event.key for event in events])
 
@@ -172,7 +181,7 @@ class MemoryMetadataStore:
                     break
 
     async def _next_change(self, prefix: str) -> None:
-        """Returns when something below `prefix` may have changed: somebody did it, or a lease may have run out."""
+        """Returns when something below `prefix` may have changed: by a call, or because a lease may have run out."""
         loop = asyncio.get_running_loop()
         changed: asyncio.Future[None] = loop.create_future()
         self._waiting[changed] = prefix

@@ -5,13 +5,13 @@
     history, watches, waiting callers  ◄──loop───  the outcomes and the changes, once they are on disk
 
 Calls that arrive during a commit share the next one, so a busy broker spreads a sync over many transactions
-and an idle one pays for exactly one. Nobody sees a change before it is on disk.
+and an idle one pays for exactly one. No change is visible before it is on disk.
 
 Revisions go on where they were when the file was last open; watches begin anew, as after a lost connection.
 Time is the loop's: a lease's deadline is kept in memory, and every call first ends the leases that have run
 out. The file has only their length, so opening it gives every lease its full time again, as etcd does.
 
-The file belongs to one process at a time. After a failed sync nobody knows what is on disk, so the store
+The file belongs to one process at a time. After a failed sync it is not known what is on disk, so the store
 refuses everything until it is opened again; a full disk refuses one commit and changes nothing.
 """
 
@@ -26,16 +26,26 @@ from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, TypeVar, cast
 
 from pydanube.errors import LeaseLost, Unreachable
-from pydanube.ports import Clock, Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
+from pydanube.ports import (
+    COMPARES_MAX,
+    OPERATIONS_MAX,
+    Clock,
+    Compare,
+    Delete,
+    Event,
+    Item,
+    LeaseId,
+    Put,
+    Revision,
+    Usage,
+)
 from pydanube.stores.metadata.sqlite_file import Call, Database
 from pydanube.stores.metadata.watch_log import Change, WatchHistory
 
 T = TypeVar("T")
 
-COMPARES_MAX: Final = 128
-OPERATIONS_MAX: Final = 128
 CALLS_PER_COMMIT_MAX: Final = 1000
-RETRY_SECONDS: Final = 1.0  # until a lease that could not be ended is tried again
+LEASE_RETRY_SECONDS: Final = 1.0  # until a lease that could not be ended is tried again
 
 
 class _Lease(NamedTuple):
@@ -59,12 +69,12 @@ class SqliteMetadataStore:
         self._leases = {id_: _Lease(ttl, now + ttl) for id_, ttl in self._database.leases()}
         self._queue: SimpleQueue[tuple[Call, asyncio.AbstractEventLoop] | None] = SimpleQueue()
         self._closed = False
-        # A daemon: a process that was told to stop does not wait for a disk that hangs.
+        # A daemon: a process that stops does not wait for a disk that hangs.
         self._thread = threading.Thread(target=self._run, name="metadata", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Finishes what was asked for, ends every watch and lets go of the file."""
+        """Finishes what was asked for, ends every watch and releases the file."""
         if not self._closed:
             self._closed = True
             self._queue.put(None)
@@ -117,7 +127,7 @@ class SqliteMetadataStore:
         self._end_leases()
         if lease in self._leases:
             self._end_lease(lease)
-        await self._call(lambda database: None)  # returns once the end, whoever asked for it, is on disk
+        await self._call(lambda database: None)  # returns once the end, also by another call, is on disk
 
     # --- calls ---
 
@@ -185,7 +195,7 @@ class SqliteMetadataStore:
         lease = self._leases.pop(id_)
 
         def undo() -> None:
-            self._leases[id_] = lease._replace(deadline=self._clock.elapsed() + RETRY_SECONDS)
+            self._leases[id_] = lease._replace(deadline=self._clock.elapsed() + LEASE_RETRY_SECONDS)
 
         self._put(Call(lambda database: database.end_lease(id_), None, undo))
 

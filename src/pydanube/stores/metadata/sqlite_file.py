@@ -1,7 +1,7 @@
 """The tables of the SQLite metadata store: many calls, one commit.
 
 Knows neither the loop nor the time. A commit that fails fails all its calls and changes nothing; after any
-failure but a full disk nobody knows what the file holds, so every later commit is refused too.
+failure but a full disk it is not known what the file holds, so every later commit is refused too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEMA: Final = f"""
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Something for the thread to do. `outcome` None: nobody waits for it."""
+    """Something for the thread to do. `outcome` None: no caller waits for it."""
 
     function: Callable[[Database], object]
     outcome: asyncio.Future[object] | None
@@ -42,7 +42,7 @@ class Call:
 
 
 class Database:
-    """The file. Made by whoever opens the store, then used by its thread alone."""
+    """The file. Made by the thread that opens the store, then used by the store's thread alone."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -53,7 +53,7 @@ class Database:
         except sqlite3.Error as error:
             raise self._ours(error) from error
         try:
-            # Exclusive before the first access: no second process, and no shared-memory file beside ours.
+            # Exclusive before the first access: no second process, and no shared-memory file next to ours.
             self._sql.execute("PRAGMA locking_mode = EXCLUSIVE")
             # What a savepoint may have to take back is kept in memory: a file that cannot be opened would end it all.
             self._sql.execute("PRAGMA temp_store = MEMORY")

@@ -12,11 +12,11 @@ An attempt has failed when the network or the server did, when nothing comes for
 than was announced. What the server refuses (credentials, bucket) is not tried again: StoreRefused.
 
 **A create whose answer was lost** may have been done; the next attempt then finds the key taken, by ourselves. So every
-create carries a random token in the object's metadata, and whoever finds its own token there has succeeded.
+create carries a random token in the object's metadata, and an attempt that finds its own token there has succeeded.
 
 **Large objects** are put in parts, several at a time. obstore has no condition for those, so a create of a large object
-looks first whether the key is there, in every attempt: whoever creates it at the same moment is not noticed. Parts of a
-put that did not end stay in the bucket, unseen; a lifecycle rule of the bucket should remove them.
+looks first whether the key is there, in every attempt: a create by another client at the same moment is not noticed.
+Parts of a put that did not end stay in the bucket, unseen; a lifecycle rule of the bucket should remove them.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from pydanube.core.history.object_keys import check_key
+from pydanube.core.units import MIB
 from pydanube.errors import Conflict, StoreRefused, Unreachable
 from pydanube.ports import Buffer, Elsewhere, ObjectInfo
 from pydanube.stores.objects.listing import ListedObject, Listing
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Store: TypeAlias = S3Store | GCSStore | AzureStore
 
-MIB: Final = 1 << 20
 PARTS_FROM_BYTES: Final = 16 * MIB
 PART_BYTES: Final = 8 * MIB
 PARTS_AT_ONCE: Final = 4
@@ -182,7 +182,7 @@ class RemoteObjectStore:
                     self._store, key, buffers, attributes={TOKEN: token}, mode="create", use_multipart=False
                 )
             except AlreadyExistsError as error:
-                if "ConditionalRequestConflict" in str(error):  # S3: somebody creates or deletes it at this moment
+                if "ConditionalRequestConflict" in str(error):  # S3: another request changes it at this moment
                     raise _Failed("another request for the same key was going on") from error
                 etag = await self._etag_if_ours(key, token) if again else None
                 if etag is None:
@@ -247,7 +247,7 @@ class RemoteObjectStore:
             async for chunk in result.stream(min_chunk_size=MIB):
                 whole.write(chunk)
                 limit.progress()
-            data = whole.getvalue()  # not a copy: the buffer itself, since nobody writes to it any more
+            data = whole.getvalue()  # not a copy: the buffer itself, since it is not written to any more
         if result.range != (first, end) or len(data) != end - first:
             raise _Failed(f"{len(data)} bytes came of {end - first}")
         return data
@@ -285,7 +285,7 @@ class RemoteObjectStore:
                 why = self._judge(error, key)
             except _Failed as error:
                 why = str(error)
-            # Not all at once: many who failed together would come back together.
+            # Jitter: many that failed together would come back together.
             wait_seconds = pause_seconds * uniform(0.5, 1.0)
             if wait_seconds >= limit.left_seconds:
                 raise Unreachable(self._name, why)

@@ -9,13 +9,14 @@
 
 A rename shows an object whole or not at all, and what is renamed was synced before. `create` renames without replacing
 (`Disk.rename_new`), so of several processes that create one key the file system lets one through. Several brokers may
-share the directory: nobody removes what a live process is writing, and nothing is remembered of a file between calls.
+share the directory: none removes what a live process is writing, and nothing is remembered of a file between calls.
 
-What somebody was told of must survive a power cut, also if another process, killed since, put it there: `put`, `head`
+What a caller was answered must survive a power cut, also if another process, killed since, put it there: `put`, `head`
 and the `Conflict` of a create sync the directory before they say that an object exists. Reading does not.
 
-A key is its path, with two exceptions (`core/object_keys.path_of`), because a directory cannot hold a file and a
-directory of one name: a file's name has a dot, a directory's has none. Topics with dots in their names need the second.
+A key is its path, with two exceptions (`core/history/object_keys.path_of`), because a directory cannot hold a file and
+a directory of one name: a file's name has a dot, a directory's has none. Topics with dots in their names need the
+second.
 
     a/b       a/b.%          a last part without a dot
     v1.2/a.b  v1%2/a.b       another part with one
@@ -42,7 +43,7 @@ from pydanube.stores.objects.upload_rate import Pace
 
 UPLOADING: Final = ".uploading~"  # no key has a tilde
 EVERYTHING: Final = 1 << 62  # longer than any file
-# Objects may be on the disk of the log, whose syncs wait for what the disk is told to write before them: a fifth of a
+# Objects may be on the disk of the log, whose syncs wait for what was queued on the disk before them: a fifth of a
 # second for an object of 50 MB that is synced as a whole, a millisecond or two for a piece.
 PIECE_BYTES: Final = 256 * 1024
 
@@ -119,7 +120,7 @@ class FileObjectStore:
         assert position >= 0 and length >= 0
         path = path_of(key)
         with self._our_errors(key):
-            return await self._disk.read(path, position, length)  # one call: of one file, whoever replaces it
+            return await self._disk.read(path, position, length)  # one call: of one file, also if it is replaced
 
     async def head(self, key: str) -> ObjectInfo:
         path = path_of(key)
@@ -139,7 +140,7 @@ class FileObjectStore:
                 await self._disk.sync_directory(parent(path))
 
     async def elsewhere(self) -> Elsewhere | None:
-        """The disk may be the log's: whoever writes to it keeps the one pace."""
+        """None: the disk may be the log's, and all its writers share one pace, in this process."""
         return None
 
     # --- writing ---
@@ -173,7 +174,7 @@ class FileObjectStore:
         raise Conflict(key)
 
     async def _sync_names(self, path: str) -> None:
-        """Makes every name that leads to a file survive a power cut, whoever made it."""
+        """Makes every name that leads to a file survive a power cut, whichever process made it."""
         directory = parent(path)
         await self._disk.sync_directory(directory)
         named = set()

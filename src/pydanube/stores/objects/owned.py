@@ -81,7 +81,7 @@ def _owner(content: bytes) -> str | None:
 
 
 class OwnedObjectStore:
-    """A store that nobody uses before it is known to be this cluster's: until then every call asks first.
+    """A store that is not used before it is known to be this cluster's: until then every call checks first.
 
     So a broker may start while its store does not answer. A store that turns out to be another cluster's refuses every
     call with StoreRefused. `url` is what that error calls it. `objection` is asked too: why the store is not for us

@@ -1,4 +1,4 @@
-"""obstore's stores of S3, GCS and Azure, from checked settings. Nobody is asked for anything yet.
+"""obstore's stores of S3, GCS and Azure, from checked settings. Nothing is sent yet.
 
 What the options leave open, the environment says, as each cloud's own tools have it (AWS_*, GOOGLE_*, AZURE_*); obstore
 reads it. What an option says, the environment does not change.
@@ -51,7 +51,7 @@ def _s3(settings: StoreSettings) -> S3Store:
     for name, other in (("access_key", "secret_key"), ("secret_key", "access_key"), ("session_token", "access_key")):
         settings.needs(name, other)
     endpoint = settings.endpoint or settings.variable(*AWS_ENDPOINTS)
-    # Single deletes, which every server has; we never delete many at once.
+    # Single deletes, which every server has; bulk deletes are not used.
     config: dict[str, Any] = {"disable_bulk_delete": True}
     region = settings.text("region")
     credential: S3Credential | None = None

@@ -10,23 +10,23 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from pydanube.core.units import MIB
 from pydanube.ports import Clock
 
-MIB: Final = 1024 * 1024
 RATE_MIN: Final = 32 * MIB  # bytes a second; more if so much waits that this would not do
 BURST_BYTES: Final = 4 * MIB  # small objects are not worth waiting for
 
 
 class Pace:
-    """Everybody who writes objects has the same one."""
+    """A rate limit that all writers of objects share."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._rate = float(RATE_MIN)
         self._paid_until = -math.inf  # when what was written so far is written at this rate
 
-    def aim(self, rate: float) -> None:
-        """Bytes a second that are enough; infinity if nobody may wait."""
+    def set_target_rate(self, rate: float) -> None:
+        """Bytes a second that are enough; infinity for no limit."""
         self._rate = max(rate, RATE_MIN)
 
     async def wait(self, written_bytes: int) -> None:

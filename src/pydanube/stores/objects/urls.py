@@ -1,6 +1,6 @@
 """From one URL to an object store: a directory for file://, a cloud for s3://, gs:// and az://.
 
-Everything lives below the URL's prefix. `object_settings.py` says which URLs and options there are.
+Everything lives below the URL's prefix. `settings.py` says which URLs and options there are.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def _open_on(disk: Disk, place: StoreUrl, close_disk: Callable[[], None], 
         return await FileObjectStore.open(disk, f"file://{place.root}", close_disk=close_disk, pace=pace)
     except FileExistsError as error:
         raise place.refuse("there is a file of that name") from error
-    except FileNotFoundError as error:  # a file system in which nobody makes directories
+    except FileNotFoundError as error:  # a file system in which directories cannot be made
         raise place.refuse("it cannot be made") from error
     except DiskFailed as error:
         raise place.refuse(f"{error.operation}: {error.why}") from error

@@ -1,4 +1,4 @@
-"""Work done at once, and ids from a seed."""
+"""Work done synchronously, and ids from a seed."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 from pydanube.ports import Buffer
 
 PIPE_BYTES: Final = 1024 * 1024
-LARGE_BYTES: Final = 256 * 1024
+MAPPED_FROM_BYTES: Final = 256 * 1024
 VIEWS_MAX: Final = 1024  # IOV_MAX
 _MAGIC: Final = 0x7472617061  # "apart"
 _SIZE: Final = "Q"
@@ -86,7 +86,7 @@ def receive(pipe: IO[bytes]) -> Any:
 
 def _read(pipe: IO[bytes], size: int) -> memoryview:
     """Raises EOFError if it ends before that."""
-    left = data = memoryview(bytearray(size) if size < LARGE_BYTES else _untouched(size))
+    left = data = memoryview(bytearray(size) if size < MAPPED_FROM_BYTES else _untouched(size))
     while left.nbytes:
         count = pipe.readinto(left)  # type: ignore[attr-defined]
         if not count:
@@ -96,8 +96,8 @@ def _read(pipe: IO[bytes], size: int) -> memoryview:
 
 
 def _untouched(size: int) -> mmap.mmap:
-    """A bytearray is filled with zeros first, with the lock held: 64 MiB of it stop everybody for 20 ms."""
+    """A bytearray is filled with zeros first, with the lock held: 64 MiB of it stop all threads for 20 ms."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)  # to let go of it takes 5 ms without
+        memory.madvise(mmap.MADV_HUGEPAGE)  # unmapping it takes 5 ms without
     return memory

@@ -32,7 +32,7 @@ class SystemClock:
 
 
 class SystemWork:
-    """Threads: the heavy functions (checksums, compression, Arrow) let go of the interpreter lock.
+    """Threads: the heavy functions (checksums, compression, Arrow) release the interpreter lock.
 
     A cancelled `run` ends when its function has ended.
     """

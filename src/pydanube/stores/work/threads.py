@@ -66,7 +66,7 @@ class Threads:
             thread.join()
 
     def _start_thread(self) -> None:
-        # Daemons: a process that was told to stop does not wait for a disk that hangs.
+        # Daemons: a process that stops does not wait for a disk that hangs.
         name = f"{self._name}-{len(self._threads)}"
         thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._threads.append(thread)
@@ -92,13 +92,13 @@ class _Job(Generic[T]):
         self.ended: asyncio.Future[None] = loop.create_future()
 
     def begin(self) -> bool:
-        """True for whoever asks first: the thread that runs the function, or the caller that gives it up."""
+        """True for the first caller: the thread that runs the function, or the caller that gives it up."""
         return self._begun.acquire(blocking=False)
 
     def run(self) -> None:
         try:
             self._value = self._function()
-        except StopIteration as error:  # a future refuses it, and the caller would wait for ever
+        except StopIteration as error:  # a future refuses it, and the caller would never be woken
             self._error = RuntimeError("the function raised StopIteration")
             self._error.__cause__ = error
         except BaseException as error:
@@ -107,7 +107,7 @@ class _Job(Generic[T]):
             self._loop.call_soon_threadsafe(self._end)
 
     def forget(self) -> None:
-        """An outcome that came too late for its caller is nobody's loss, and no warning."""
+        """An outcome that came too late for its caller is dropped without a warning."""
         if not self.outcome.cancelled():
             self.outcome.exception()
 

@@ -3,12 +3,12 @@
     broker ── function, pickled ──► stdin  │ this module as a process │  stdout ── outcome, pickled ──► broker
 
 Making a large object takes a core for a second. In a thread it competes with the event loop twice: for the core, where
-nobody knows that it may wait, and for the interpreter lock. A process has a lock of its own, and a priority. What it
+its priority is that of the loop, and for the interpreter lock. A process has a lock of its own, and a priority. What it
 does not help against is the disk, which objects and the log share (bench/README.md has the figures).
 
-It runs when nobody else wants to (SCHED_IDLE): whoever is woken on its core has it at once, while one that is merely
-nice keeps it until the next tick, 4 ms. On a machine that is never idle it would wait for ever; so one that waits for
-long is ended, and for some minutes its successors are merely nice.
+It runs when no other process wants to (SCHED_IDLE): a process that is woken on its core preempts it, while one that is
+merely nice keeps the core until the next tick, 4 ms. On a machine that is never idle it would starve; so one that waits
+for long is ended, and for some minutes its successors are merely nice.
 
 It ends when its stdin does, whatever it is doing, so also with a broker that is killed. If it dies, its function is
 called in a thread; one that changes something is not called again.
@@ -42,16 +42,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NICE: Final = 10
-LOOK_SECONDS: Final = 1.0
+STARVATION_CHECK_SECONDS: Final = 1.0
 STARVED_SECONDS: Final = 10.0  # it waited for a core so much longer than it had one, ten times
-NICE_SECONDS: Final = 600.0  # for so long after that nobody is so modest
-SECONDS_MAX: Final = 300.0  # an object takes one or two, and many more if everybody else is busy
+NICE_SECONDS: Final = 600.0  # for so long after that processes run nice, not idle
+SECONDS_MAX: Final = 300.0  # an object takes one or two, and many more on a busy machine
 STORING_SECONDS_MAX: Final = 3600.0  # the store has its own deadlines; 256 MB at its slowest take ten minutes
 END_SECONDS: Final = 5.0
 
 
 def _can_see_waiting() -> bool:
-    """Linux tells, unless it was built not to count. Where it does not, nobody would notice that a process starves."""
+    """Linux reports it, unless it was built without. Where it does not, a starved process would not be noticed."""
     with contextlib.suppress(OSError, ValueError):
         return any(map(int, Path("/proc/self/schedstat").read_text().split()))
     return False
@@ -74,7 +74,7 @@ class Apart:
     async def call_once(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The same for what may change something, on an event loop of that process.
 
-        Raises ProcessEnded if the process ended first: nobody knows what it did, so nobody does it again.
+        Raises ProcessEnded if the process ended first: it is not known what it did, so the call is not repeated.
         """
         return await self._call(_CallOnce(partial(_run, function), self._pool))
 
@@ -83,8 +83,8 @@ class Apart:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            call.give_up()
-            task.cancel()  # if no thread has begun it, nobody waits for those before it
+            call.cancel()
+            task.cancel()  # if no thread has begun it, those before it need not be awaited
             await asyncio.gather(task, return_exceptions=True)
             raise
 
@@ -102,20 +102,20 @@ class _Pool:
         self._nice_until = -math.inf
 
     def take(self) -> _Process:
-        is_modest = time.monotonic() > self._nice_until and _can_see_waiting()
+        idle_priority = time.monotonic() > self._nice_until and _can_see_waiting()
         while True:
             try:
                 process = self._free.pop()
             except IndexError:
-                return _Process(is_modest=is_modest)
-            if process.is_modest == is_modest and process.is_alive:
+                return _Process(idle_priority=idle_priority)
+            if process.idle_priority == idle_priority and process.is_alive:
                 return process
             process.end()
 
     def give(self, process: _Process) -> None:
         self._free.append(process)
 
-    def starved(self) -> None:
+    def yield_to_nice(self) -> None:
         self._nice_until = time.monotonic() + NICE_SECONDS
 
     def close(self) -> None:
@@ -150,8 +150,8 @@ class _Call(Generic[T]):
             if self._given_up:
                 raise
             why = (watch.why if watch is not None else "") or str(error) or type(error).__name__
-            if watch is not None and watch.why and process.is_modest:
-                self._pool.starved()
+            if watch is not None and watch.why and process.idle_priority:
+                self._pool.yield_to_nice()
             log.warning("the process for large objects ended", extra={"why": why})
             return self._without_process(why)
         with self._owning:
@@ -164,7 +164,7 @@ class _Call(Generic[T]):
             raise outcome
         return outcome  # type: ignore[no-any-return]
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         with self._owning:
             self._given_up = True
             if self._process is not None:
@@ -212,10 +212,10 @@ class _Watch:
     def _look(self) -> None:
         began = time.monotonic()
         before = self._process.ran_and_waited()
-        while not self._ended.wait(LOOK_SECONDS):
+        while not self._ended.wait(STARVATION_CHECK_SECONDS):
             if time.monotonic() - began > self._seconds_max:
                 self.why = f"it took longer than {self._seconds_max:.0f} s"
-            elif self._process.is_modest and _has_starved(before, self._process.ran_and_waited()):
+            elif self._process.idle_priority and _has_starved(before, self._process.ran_and_waited()):
                 self.why = "others kept it from running"
             if self.why:
                 self._process.kill()
@@ -234,16 +234,16 @@ def _has_starved(before: Times, now: Times) -> bool:
 
 
 class _Process:
-    """A modest one has a core only when nobody else wants it."""
+    """One with `idle_priority` has a core only when no other process wants it."""
 
-    def __init__(self, *, is_modest: bool) -> None:
-        self.is_modest = is_modest
+    def __init__(self, *, idle_priority: bool) -> None:
+        self.idle_priority = idle_priority
         self._is_killed = False
         ours = str(Path(__file__).parents[3])  # where the package is
         path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             # Nothing is taken from the working directory.
-            [sys.executable, "-P", "-m", "pydanube.stores.work.worker_process", *(["modest"] if is_modest else [])],
+            [sys.executable, "-P", "-m", "pydanube.stores.work.worker_process", *(["idle"] if idle_priority else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -259,7 +259,7 @@ class _Process:
             send(self._to.fileno(), function)
             is_well, outcome = receive(self._from)
         except BaseException:
-            self.kill()  # what is left in the pipes is nobody's answer
+            self.kill()  # what is left in the pipes answers no later call
             self.end()
             raise
         return is_well, outcome
@@ -273,7 +273,7 @@ class _Process:
         self._process.kill()
 
     def ran_and_waited(self) -> Times:
-        """Of its life so far; empty where nobody can tell."""
+        """Of its life so far; empty where the system does not say."""
         found: Times = {}
         with contextlib.suppress(OSError, ValueError):  # it has just ended
             for path in Path(f"/proc/{self._process.pid}/task").iterdir():
@@ -282,7 +282,7 @@ class _Process:
         return found
 
     def end(self) -> None:
-        """It has nothing to do, or nothing that anybody waits for."""
+        """It has nothing to do, or nothing that a caller waits for."""
         self.kill()
         with contextlib.suppress(OSError):
             self._to.close()
@@ -291,12 +291,12 @@ class _Process:
         self._from.close()
 
 
-def main(*, is_modest: bool) -> None:
+def main(*, idle_priority: bool) -> None:
     """The other side: functions on stdin, outcomes on stdout, until there are no more."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the broker, which still has work for us
         signal.signal(each, signal.SIG_IGN)
     with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE if is_modest else os.SCHED_BATCH, os.sched_param(0))
+        os.sched_setscheduler(0, os.SCHED_IDLE if idle_priority else os.SCHED_BATCH, os.sched_param(0))
     os.nice(NICE)
     functions = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
     outcomes = os.dup(sys.stdout.fileno())
@@ -314,7 +314,7 @@ def main(*, is_modest: bool) -> None:
 
 
 def _end_with(pipe: int) -> None:
-    """The broker has gone: nobody waits for what we are doing, and nobody watches us."""
+    """The broker has gone: no caller waits for this process, and nothing supervises it."""
     hung_up = select.poll()
     hung_up.register(pipe, 0)
     while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in hung_up.poll()):
@@ -336,4 +336,4 @@ def _outcome(function: Callable[[], object]) -> tuple[bool, object]:
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):
-        main(is_modest="modest" in sys.argv)
+        main(idle_priority="idle" in sys.argv)

@@ -1,11 +1,11 @@
 """Calls to an etcd of several members: who is asked, for how long, and what a failure means.
 
     not sent, or refused before it began    the next member is asked, whatever the call is
-    sent, and no answer                     a call that may be repeated goes to the next member; of a change nobody
-                                            knows whether it was made, so it is never sent again: Unreachable
+    sent, and no answer                     a call that may be repeated goes to the next member; whether a change
+                                            was made is not known, so it is never sent again: Unreachable
     answered with an error                  Refusal; the caller knows what it means
 
-A change is waited for as long as its answer can still come; when the leader was replaced meanwhile it cannot.
+A change is waited for as long as its answer can still come; when the leader was replaced since it cannot.
 
 A call stays with the member that answered last. A member that was silent for a while may have been stopped or cut off
 without our knowing, so before a change goes there it has to answer a read, which costs nothing to repeat elsewhere.
@@ -243,7 +243,7 @@ class Calls:
     async def _expire_when_hopeless(self, asked: Endpoint, term: int, scope: asyncio.Timeout) -> None:
         """Ends the scope when a newer leader is in office, or when others answer and the one that was asked does not.
 
-        While nobody answers, there is no better one to ask.
+        While no member answers, there is no better one to ask.
         """
 
         def expire() -> None:

@@ -74,7 +74,7 @@ class EtcdCluster:
         return _members(answer.members)
 
     async def status(self) -> list[MemberStatus]:
-        """Every member, asked by itself, all at once."""
+        """Every member, asked by itself, concurrently."""
         members = await self.members()
         return list(await asyncio.gather(*(self._status(member) for member in members)))
 

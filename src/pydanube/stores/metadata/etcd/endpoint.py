@@ -73,7 +73,7 @@ OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-# A member that knows no leader refuses at once what it could not do, and ends its watches.
+# A member that knows no leader refuses immediately what it could not do, and ends its watches.
 REQUIRE_LEADER: Final = (("hasleader", "true"),)
 
 
@@ -134,7 +134,7 @@ class Endpoint:
         self._stubs: dict[str, Any] = {}
 
     def connected(self) -> bool:
-        """Whether a call would be sent at once. Begins to connect if not."""
+        """Whether a call would be sent immediately. Begins to connect if not."""
         ready: bool = self._open().get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY
         return ready
 
@@ -163,7 +163,7 @@ class Endpoint:
     def stream(
         self, method: Method[Request, Answer], seconds: float | None, *, require_leader: bool = True
     ) -> Stream[Request, Answer]:
-        """A call of many messages, for `seconds` or for ever. It ends when it is cancelled or dropped."""
+        """A call of many messages, for `seconds` or without a limit. It ends when it is cancelled or dropped."""
         return Stream(self._stub(method)(timeout=seconds, metadata=REQUIRE_LEADER if require_leader else None))
 
     async def close(self) -> None:
@@ -228,13 +228,13 @@ class Stream(Generic[Request, Answer]):
         self._call.cancel()
 
     def __del__(self) -> None:
-        # gRPC holds on to a call until it ends, so somebody has to end it. After the loop nothing is left to end.
+        # gRPC keeps a call until it ends, so it is ended here. After the loop nothing is left to end.
         with suppress(RuntimeError):
             self._call.cancel()
 
 
 def being_cancelled() -> bool:
-    """Whether this task is to end. If not, it was the call that somebody cancelled: gRPC raises the same for both."""
+    """Whether this task is to end. If not, the call was cancelled: gRPC raises the same for both."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -1,4 +1,4 @@
-"""Members of an etcd come and go while brokers run: whoever asks it learns where they are.
+"""Members of an etcd come and go while brokers run: its clients learn their addresses from it.
 
 A broker that was started with three addresses must go on when the members behind all of them have been replaced, one
 after the other. So the members are asked for their list now and then, long before the last known one can be gone.
@@ -39,7 +39,7 @@ async def follow(
         await asyncio.sleep(seconds)
         try:
             found = addresses(known, await cluster.members())
-        except DanubeError as error:  # nobody answers: those who use the store say so loudly enough
+        except DanubeError as error:  # no member answers: calls to the store log that
             log.debug("members of the metadata store not told", extra={"why": str(error)})
             continue
         if found != used:

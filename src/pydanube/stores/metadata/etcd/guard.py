@@ -3,7 +3,7 @@
     guard.py PARENT_PID PID_FILE PROGRAM [ARGUMENT ...]
 
 A script, run by a fresh interpreter: a process with threads may do very little between fork and exec. The pid stays the
-same through exec, and it is in the file before the program runs, so whoever comes later can always find it. On Linux
+same through exec, and it is in the file before the program runs, so that the next start can always find it. On Linux
 the kernel kills the program when the parent ends, however it ends; elsewhere the next start has to.
 """
 

@@ -1,9 +1,9 @@
-"""An etcd member that lives beside a broker, so that brokers with the same seed nodes are a cluster by themselves.
+"""An etcd member that a broker runs itself, so that brokers with the same seed nodes are a cluster by themselves.
 
     --seed-nodes a:7650,b:7650,c:7650 --raft-addr a:7650
 
     peers talk on     the raft address
-    clients ask on    the same host, the raft port + 1000: known for every seed node without asking anybody
+    clients ask on    the same host, the raft port + 1000: known for every seed node without a request
     name              the raft address
 
 The first start makes the cluster, each member from the same list, in any order. Afterwards the list only says whom to
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 RESTART_SECONDS: Final = 0.5  # before the first restart; doubled up to the next
 RESTART_SECONDS_MAX: Final = 10.0
-STEADY_SECONDS: Final = 60.0  # after which a member that ends is restarted at once again
+STEADY_SECONDS: Final = 60.0  # after which a member that ends is restarted without a pause again
 POLL_SECONDS: Final = 0.1
 ASK_SECONDS: Final = 1.0
 SAY_SECONDS: Final = 10.0  # between two lines about what is waited for
@@ -53,7 +53,7 @@ class EtcdMember:
     def __init__(self, config: MemberConfig) -> None:
         self.config = config
         self.restarts = 0
-        self.failure: ConfigError | None = None  # why it ended last, if somebody has to do something about it
+        self.failure: ConfigError | None = None  # why it ended last, if an operator has to act
         self._members: list[Member] = []
         self._process: MemberProcess | None = None
         self._supervision: asyncio.Task[None] | None = None
@@ -178,7 +178,7 @@ class EtcdMember:
     async def _listen_host(self) -> str:
         """An address, as etcd wants it, where the ports are free.
 
-        Whoever has them may be an etcd as well, and answer in place of ours.
+        The process that has them may be an etcd as well, and answer in place of ours.
         """
         host, port = split_address(self.config.raft_addr)
         host = self.config.listen_host or host
@@ -228,7 +228,7 @@ class EtcdMember:
     # --- while etcd runs ---
 
     async def _supervise(self, command: Sequence[str]) -> None:
-        """Runs etcd for ever. Before the first majority, raises ConfigError for an end that another start repeats."""
+        """Runs etcd until cancelled. Before the first majority, raises ConfigError if another start would end alike."""
         loop = asyncio.get_running_loop()
         pause = RESTART_SECONDS
         while True:
@@ -259,7 +259,7 @@ class EtcdMember:
         return code, await asyncio.to_thread(process.said)
 
     def _explained(self, said: str) -> ConfigError | None:
-        """Why etcd ended, if somebody has to do something about it."""
+        """Why etcd ended, if an operator has to act."""
         config = self.config
         taken = re.search(r"listen tcp (\S+): bind: ([a-z ]+)", said)
         if taken is not None:
@@ -309,7 +309,7 @@ class EtcdMember:
         try:
             await cluster.promote(member_id)
         except Refused:
-            return  # somebody else did it, and this member has yet to hear of it
+            return  # another broker did it, and this member has yet to learn of it
         finally:
             await cluster.close()
         log.info("etcd member promoted", extra={"member": self.config.raft_addr})

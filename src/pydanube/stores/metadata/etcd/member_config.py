@@ -1,4 +1,4 @@
-"""What a member beside a broker is told: its addresses, its directory, etcd's command line, and which etcd will do."""
+"""The configuration of a broker's own etcd member: addresses, directory, command line, and which etcd will do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOUND: Final = {(3, 4): 32, (3, 5): 14}
 
 FLAGS: Final = (
     *("--logger", "zap", "--log-outputs", "stderr", "--log-level", "info"),
-    # Watches are never minutes behind, and whoever is lists again.
+    # Watches are never minutes behind, and one that is lists again.
     *("--auto-compaction-mode", "periodic", "--auto-compaction-retention", "5m"),
     *("--quota-backend-bytes", str(8 * 1024**3)),
     *("--snapshot-count", "10000"),  # less memory, and less to read at a start

@@ -69,7 +69,7 @@ class MemberProcess:
         return self._process.pid
 
     async def ended(self) -> int:
-        """Its exit code, once it has ended. Keeps the log short meanwhile."""
+        """Its exit code, once it has ended. Keeps the log short while it runs."""
         while True:
             with contextlib.suppress(TimeoutError):
                 return await self._wait(LOG_CHECK_SECONDS)
@@ -131,7 +131,7 @@ def shorten_log(directory: Path) -> bool:
 def take_over(directory: Path, marker: str) -> int | None:
     """Ends an etcd that an earlier process of ours left behind, and returns its pid; None if there is none.
 
-    Blocks. `marker` is the argument by which our own is known: a pid is soon somebody else's.
+    Blocks. `marker` is the argument by which our own is known: a pid is soon used again.
     """
     try:
         pid = int(pid_path(directory).read_text())

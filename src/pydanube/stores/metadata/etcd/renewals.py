@@ -50,7 +50,7 @@ class Renewals:
         self._addresses = [target(url) for url in endpoints]
 
     async def renew(self, lease: LeaseId) -> None:
-        """Raises LeaseLost if there is none, Unreachable if nobody says."""
+        """Raises LeaseLost if there is none, Unreachable if no member answers."""
         if self._closed:
             raise Unreachable("metadata", "the store was closed")
         await self._threads.call(lambda: self._renew(lease))

@@ -1,7 +1,7 @@
 """A metadata store on etcd, for clusters.
 
     get, list, empty transactions    linearizable: a majority confirms that what is read is the newest
-    transactions                     sent once; Unreachable means that nobody knows
+    transactions                     sent once; Unreachable: not known whether it was made
     list                             pages, all read at the revision of the first
     watch                            one stream, which ends with its connection; then the caller lists again
     lease                            whole seconds, at least one and a half of etcd's election timeouts (2 s)
@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import grpc
 
 from pydanube.errors import LeaseLost, MessageTooLarge, Unreachable
-from pydanube.ports import Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
+from pydanube.ports import COMPARES_MAX, OPERATIONS_MAX, Compare, Delete, Event, Item, LeaseId, Put, Revision, Usage
 from pydanube.stores.metadata.etcd import endpoint as etcd
 from pydanube.stores.metadata.etcd.calls import ATTEMPT_SECONDS, CONFIRM, TIMEOUT_SECONDS, Calls, Refusal
 from pydanube.stores.metadata.etcd.endpoint import CallFailed, Closed, Stream, Tls
@@ -27,8 +27,6 @@ from pydanube.stores.metadata.etcd.quota import QUOTA_BYTES, quota_in_metrics
 from pydanube.stores.metadata.etcd.renewals import Renewals
 from pydanube.wire._pb.pydanube import etcd_pb2 as pb
 
-COMPARES_MAX: Final = 128
-OPERATIONS_MAX: Final = 128
 # etcd's own limit is 1.5 MiB for what it writes to its log, which is the request and a little more.
 REQUEST_BYTES_MAX: Final = 1536 * 1024 - 512
 PAGE_ITEMS: Final = 500  # of the first page; the next ones are as long as makes PAGE_BYTES
@@ -186,7 +184,7 @@ class EtcdMetadataStore:
         try:
             await self._calls.repeatable(etcd.COMPACT, pb.CompactionRequest(revision=revision))
         except Refusal as refusal:
-            if refusal.code is not grpc.StatusCode.OUT_OF_RANGE:  # somebody was there before us
+            if refusal.code is not grpc.StatusCode.OUT_OF_RANGE:  # another client compacted further
                 raise _unreachable(refusal) from None
 
     async def usage(self) -> Usage:
@@ -249,7 +247,7 @@ class EtcdMetadataStore:
         return first, first[:-1] + bytes([first[-1] + 1])
 
     def _text(self, key: bytes) -> str:
-        # Whoever else writes below our root may use any bytes; they come back as they were.
+        # Other writers below our root may use any bytes; they come back as they were.
         return key[len(self._root) :].decode(errors="surrogateescape")
 
     def _item(self, kv: pb.KeyValue) -> Item:

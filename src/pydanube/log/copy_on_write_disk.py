@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pydanube.ports import Disk, Entry, Write, WriteResult
 
 
-class OverlayDisk:
+class CopyOnWriteDisk:
     """A Disk over another. Nothing survives; syncs always succeed."""
 
     def __init__(self, under: Disk) -> None:
