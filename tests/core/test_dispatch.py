@@ -78,6 +78,18 @@ def test_messages_of_a_consumer_that_leaves_go_to_the_others_in_order() -> None:
     assert step(dispatch, Left(A)) == [SendRanges(B, offsets(0, 2), 2)]
 
 
+def test_a_nack_of_a_consumer_that_was_away_takes_nothing_from_the_one_that_has_the_message_now() -> None:
+    dispatch = shared(A, B, committed=1)
+    assert dispatch.in_flight.holder(0) == A
+    step(dispatch, Left(A))
+    assert dispatch.in_flight.holder(0) == B
+    step(dispatch, Joined(A))
+    assert step(dispatch, NackReceived(offsets(0), consumer=A)) == []
+    assert dispatch.in_flight.holder(0) == B
+    step(dispatch, NackReceived(offsets(0), consumer=B))
+    assert dispatch.in_flight.holder(0) != B
+
+
 def test_the_cursor_waits_for_the_oldest_unacked_message() -> None:
     dispatch = shared(A, committed=3)
     assert step(dispatch, AckReceived(offsets(1))) == []

@@ -460,9 +460,15 @@ async def _at_the_door(node: Node, topic: TopicName, request: Callable[[Node, An
     return await request(node, await node.broker.topics.require(topic))
 
 
-def in_flight(subscription: Subscription, first: int, end: int) -> list[tuple[int, int]]:
-    """Of which of these a refusal says something: others are on their way again, or done."""
-    return [(piece.first, piece.end) for piece in subscription._machine.in_flight.overlap(first, end)]
+def in_flight(
+    subscription: Subscription, first: int, end: int, consumer: ConsumerId | None = None
+) -> list[tuple[int, int]]:
+    """Of which of these a refusal says something: others are on their way again, another consumer's, or done."""
+    return [
+        (piece.first, piece.end)
+        for piece in subscription._machine.in_flight.overlap(first, end)
+        if consumer is None or piece.value.consumer == consumer
+    ]
 
 
 def gives_up(subscription: AnySubscription) -> bool:

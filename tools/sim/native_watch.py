@@ -152,7 +152,9 @@ class _Connection(NativeConnection):
         consuming = self._handles.consumer(command.consumer)
         ranges: Sequence[tuple[int, int]] = frames.ranges_of(command.ranges)
         if not is_ack and consuming is not None and consuming.subscription.reliable:
-            ranges = [part for each in ranges for part in in_flight(consuming.subscription, *each)]
+            ranges = [
+                part for each in ranges for part in in_flight(consuming.subscription, *each, consuming.consumer_id)
+            ]
         self._is_refused = False
         super()._settle(frame)
         if consuming is not None and not self._is_refused:
