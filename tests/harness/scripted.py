@@ -36,6 +36,9 @@ class Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        if self.broker.is_closed:  # it was on its way when the broker died
+            self.transport.abort()
+            return
         self.broker.peers.append(self)
         self.broker.connections += 1
 
@@ -102,6 +105,7 @@ class ScriptedBroker:
         }
         self._server: asyncio.Server
         self.port = 0
+        self.is_closed = False
 
     async def __aenter__(self) -> Self:
         await self.listen()
@@ -112,14 +116,17 @@ class ScriptedBroker:
 
     async def listen(self) -> None:
         loop = asyncio.get_running_loop()
+        self.is_closed = False
         self._server = await loop.create_server(lambda: Peer(self), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """As a broker that dies. `listen` brings it back on the same port."""
+        self.is_closed = True
         self._server.close()
         self.drop()
-        await asyncio.sleep(0)
+        for _ in range(4):  # a connection that is being accepted is made in a task of its own, and then aborted
+            await asyncio.sleep(0)
 
     @property
     def url(self) -> str:

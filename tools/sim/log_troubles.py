@@ -224,6 +224,9 @@ class Troubles:
             if ends != sorted(ends) or (ends and (ends[0] != log.first_offset or ends[-1] > log.head)):
                 raise Broken(f"{model.topic} says that it holds {ranges}, from {log.first_offset} to {log.head}")
             wal.excess_bytes()
+            for run in log.runs(log.first_offset):
+                if not 0 <= run.first < run.end <= log.head:
+                    raise Broken(f"{model.topic} counts {run}, from {log.first_offset} to {log.head}")
             if wal.pressure_now().queued_bytes < 0 or wal.sessions() < len(log.sessions):
                 raise Broken(f"the log counts {wal.pressure_now()} and {wal.sessions()} sessions")
             if not log.closed and not wal.is_open(model.topic):
@@ -240,6 +243,8 @@ class Troubles:
             await boot.process.call(self._between(log, dice.random() * 0.001))
         elif kind == "settled":
             await boot.process.call(log.settled())
+            if not log.closed:
+                boot.process.run(log.forget_dropped)  # as after an operator has emptied it
         elif not model.reserves:
             try:
                 await boot.process.call(log.quiet())

@@ -85,7 +85,7 @@ class Remote(Protocol):
         ...
 
     async def flush(self, topics: Sequence[TopicName]) -> None:
-        """Has their owners begin to upload what waits; those that nobody has are left out. Raises Unreachable if one
+        """Has their owners begin to upload what waits; those without an owner are left out. Raises Unreachable if one
         of the owners did not answer in a second.
         """
         ...

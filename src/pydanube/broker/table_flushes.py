@@ -1,4 +1,4 @@
-"""What waits in the log is uploaded because somebody looks at the table: begun by a load, which does not wait for it.
+"""What waits in the log is uploaded when a table is loaded: begun by a load, which does not wait for it.
 
     load ─► served here: in the queue ─► a turn of the uploader, beside those that are due
          └► another broker has it: asked there, all of one round in one call for each owner

@@ -33,7 +33,7 @@ class Page(NamedTuple):
 
 
 def may_read(name: NamespaceName | TopicName | None) -> bool:
-    """Whether whoever asks may read a table, see a namespace, or (None) the catalog at all. The one place that decides:
+    """Whether the caller may read a table, see a namespace, or (None) the catalog at all. The one place that decides:
     as for consuming, once there are permissions. Today everybody may.
     """
     return True

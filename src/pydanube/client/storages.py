@@ -79,7 +79,7 @@ class Storages:
         return topic.partition_names(count) if count else [topic]
 
     def _unanswered(self, call: _Call) -> list[TopicName]:
-        """A base comes before its partitions until somebody has counted them: there may be more than before."""
+        """A base comes before its partitions until they have been counted: there may be more than before."""
         wanted: dict[TopicName, None] = {}
         for topic in call.topics:
             if topic in self._partitions and topic not in call.counted:

@@ -361,7 +361,7 @@ def _few_rows() -> SmallBatchLayout | None:
     """How this Arrow lays out a batch; None: in a way that only it knows, so it has to do all the work."""
     size = 70_001  # so large that no other number in the metadata is the same
     ends = pa.py_buffer(bytes(4) + size.to_bytes(4, "little"))
-    # From buffers: `pa.array` would load pandas, and whoever imports this pays for it, every worker of Spark too.
+    # From buffers: `pa.array` would load pandas, and every importer pays for it, each worker of Spark too.
     payload = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(bytes(size))])
     rows = columns_of(payload, bytes(8))
     try:

@@ -117,7 +117,7 @@ class Tables:
         self._known: OrderedDict[TopicName, _Known] = OrderedDict()
 
     async def load(self, name: TopicName) -> Loaded:
-        """Raises TopicUnknown for one that nobody has opened, NotATable, ObjectDamaged, Unreachable."""
+        """Raises TopicUnknown for one that was never opened, NotATable, ObjectDamaged, Unreachable."""
         states = await read_table(self._metadata, name)
         if not states:
             raise TopicUnknown(name)

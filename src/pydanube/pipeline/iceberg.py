@@ -346,7 +346,7 @@ class DataFiles(Protocol):
     """Who writes and reads the files of an Iceberg table."""
 
     def write(self, rows: DataFrame, place: str, rows_per_file: int) -> list[WrittenFile]:
-        """Writes rows to a directory that nobody has used, in files of one date each."""
+        """Writes rows to a directory of its own, in files of one date each."""
         ...
 
     def written(self, place: str) -> list[WrittenFile]:

@@ -4,7 +4,7 @@
 
 A batch is compared, key by key, with those batches alone: with none at all, as a rule. So the table is read once per
 run of a job, and not once per batch. The table stays the only truth. What is here is made of it when a job begins, and
-again when somebody else has written to it; a key whose row was deleted is looked for, not found, and may come again.
+again when another writer has written to it; a key whose row was deleted is looked for, not found, and may come again.
 
 A table of more than `KEYS_MAX` keys does not fit: then every batch is compared with all of it.
 """

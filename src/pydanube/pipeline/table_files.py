@@ -83,7 +83,7 @@ def table_files(
 
 
 def check_objects(key: str, url: str, options: Mapping[str, object]) -> None:
-    """Raises ConfigError, for a URL or options that no object store has. Asks nobody."""
+    """Raises ConfigError, for a URL or options that no object store has. Makes no request."""
     StoreSettings(parse_url(key, url), options, os.environ)
 
 
@@ -241,7 +241,7 @@ def hadoop_of(spark: SparkSession, url: str, *, key: str) -> Hadoop:
 class ObjectFiles:
     """A prefix of an object store. Tasks stage files, and the driver copies those that count to where readers look.
 
-    So a task that Spark gave up, and that still writes, writes where nobody reads.
+    So a task that Spark gave up, and that still writes, writes to files that no reader names.
     """
 
     def __init__(self, spark: SparkSession, access: ObjectAccess) -> None:

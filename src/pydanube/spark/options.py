@@ -166,7 +166,7 @@ class QueryOptions:
         return found
 
 
-# What a table must not have: whoever reads the catalog, or a query's schema, would see it.
+# What a table must not have: every reader of the catalog, or of a query's schema, would see it.
 SECRET: Final = ("token", "storage.options")
 PEM: Final = "-----BEGIN "
 

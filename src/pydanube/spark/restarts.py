@@ -24,7 +24,7 @@ T = TypeVar("T")
 RESTARTS_MAX: Final = 5  # one after the other
 PAUSE_FIRST_SECONDS: Final = 2.0
 PAUSE_MAX_SECONDS: Final = 60.0
-LONG_SECONDS: Final = 600.0  # whoever ran so long has recovered from what was before
+LONG_SECONDS: Final = 600.0  # a run of that length has recovered from what was before
 START_FAILED: Final = ("Python worker failed to connect back", "waiting for the Python worker to connect back")
 
 

@@ -2,8 +2,8 @@
 
 what the program says      conf=, master=              wins
 what the session has       spark-submit, spark-defaults.conf, a session that is there already: left alone
-what suits a laptop        no UI, few partitions       only if the master is this machine and nobody said otherwise
-what results depend on     UTC, readable timestamps    unless somebody said otherwise
+what suits a laptop        no UI, few partitions       only if the master is this machine and nothing else is set
+what results depend on     UTC, readable timestamps    unless something else is set
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ LAPTOP: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",
 }
-# Of a JVM that PySpark starts by itself, which counts as a shell: nobody has said these.
-SAID_BY_NOBODY: Final = frozenset({"spark.ui.showConsoleProgress"})
+# Of a JVM that PySpark starts by itself, which counts as a shell: no user has set these.
+SET_BY_PYSPARK: Final = frozenset({"spark.ui.showConsoleProgress"})
 
 
 class ChosenSettings(NamedTuple):
@@ -83,7 +83,7 @@ def session(
     """Raises JavaMissing and ConfigError. With `remote` a Spark Connect server does the work: no Java is needed.
 
     Without `master` it is where `spark-submit` says, or this machine. `conf` wins over everything; `defaults` are for
-    what nobody has set.
+    what is not set.
     """
     given = dict(conf or {})
     if master is None and MASTER not in given:
@@ -134,7 +134,7 @@ def _present(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     found = dict(SparkConf(loadDefaults=True).getAll())
     if PYTHON in found and PYTHON not in conf:
         os.environ["PYSPARK_PYTHON"] = found[PYTHON]
-    return {key: value for key, value in found.items() if is_submitted or key not in SAID_BY_NOBODY}
+    return {key: value for key, value in found.items() if is_submitted or key not in SET_BY_PYSPARK}
 
 
 def _of_its_owner(spark: SparkSession) -> dict[str, str]:

@@ -89,7 +89,7 @@ def register(spark: SparkSession) -> None:
 
 
 def parallelism_of(spark: SparkSession) -> int:
-    """How many tasks the session runs at once now, or is to run when all its executors have come; 1 if nobody tells.
+    """How many tasks the session runs at once now, or is to run when all its executors have come; 1 if not known.
 
     Spark Connect tells settings only.
     """

@@ -307,7 +307,7 @@ class _Neighbours:
         raise NotServed(topic, "nobody asks for that here")
 
     async def flush(self, topics: Sequence[TopicName]) -> None:
-        """Nobody loads tables here."""
+        """No table is loaded here."""
 
     async def close(self) -> None:
         pass

@@ -291,7 +291,7 @@ class Quiet(NamedTuple):
 
 
 class Departed(NamedTuple):
-    """The consumers of a topic, which ends at `head`, leave for good: what is stored from there on is for nobody."""
+    """The consumers of a topic, which ends at `head`, leave for good: what is stored from there on has no receiver."""
 
     topic: str
     head: int

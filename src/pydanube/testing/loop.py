@@ -420,7 +420,7 @@ class Process:
         answer: asyncio.Future[T] = self._loop.create_future()
         self._callers[answer] = None
         # In no process, as a network is in none: in a caller's that is paused and then killed it would never run, and
-        # an error that comes after the caller gave up would be one that nobody took.
+        # an error that comes after the caller gave up would never be retrieved.
         future.add_done_callback(partial(_pass_on, answer), context=Context())
         try:
             return await answer

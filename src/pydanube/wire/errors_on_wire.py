@@ -45,6 +45,7 @@ CODES: Final[Mapping[type[DanubeError], pb.Code]] = {
     errors.SubscriptionUnknown: pb.SUBSCRIPTION_UNKNOWN,
     errors.SubscriptionBusy: pb.SUBSCRIPTION_BUSY,
     errors.AckOutdated: pb.ACK_OUTDATED,
+    errors.NotATable: pb.NOT_A_TABLE,
     errors.ProducerExists: pb.PRODUCER_EXISTS,
     errors.LimitReached: pb.LIMIT_REACHED,
     errors.MessageTooLarge: pb.MESSAGE_TOO_LARGE,

@@ -53,7 +53,7 @@ async def describe(broker: Broker, topic: Topic, known: str = "") -> pb.StorageI
         return _edges(topic, pb.StorageInfo(tag=known, unchanged=True))
     for _ in range(ATTEMPTS):
         before = tag_of(topic)
-        # Gaps first: an orphan that is rescued meanwhile is told twice, and whoever reads believes the object.
+        # Gaps first: an orphan that is rescued in between is listed as gap and object, and readers prefer the object.
         orphans, voids = await topic.gaps()
         tag = tag_of(topic)
         if tag == before:

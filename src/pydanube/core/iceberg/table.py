@@ -79,7 +79,7 @@ def table(
     manifests: Sequence[Manifest],
     upload_seconds: float = 0.0,
 ) -> Table:
-    """`upload_seconds`: how long a message may wait in the log before it is a row, if nobody loads the table."""
+    """`upload_seconds`: how long a message may wait in the log before it is a row, unless the table is loaded."""
     changed_ms = max(_changed_ms(each) for each in shares)
     return Table(
         topic=topic,
@@ -168,7 +168,7 @@ def readable(
     """Those of a chain whose objects are all there still: the newest, and what was replaced since `since_ms`.
 
     One was current at least until it was last seen to be, and until the next one if that is the very next change.
-    Between two that are further apart nobody knows: then it counts as replaced when it was made.
+    Between two that are further apart it is not known: then it counts as replaced when it was made.
     """
     kept = []
     for each, after in pairwise(snapshots):

@@ -1,7 +1,7 @@
 """Read-only keys of the object store, that the Iceberg catalog hands to clients which ask for some.
 
-They are options of their own below `storage.readers`, made by whoever keeps the bucket. The broker's own keys may write
-and are never handed out: a configuration that names them here is refused, and so are others that may write.
+They are options of their own below `storage.readers`, made by the bucket's administrator. The broker's own keys may
+write and are never handed out: a configuration that names them here is refused, and so are others that may write.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BROKER_UNKNOWN: _ClassVar[Code]
     MOVE_REFUSED: _ClassVar[Code]
     ACK_OUTDATED: _ClassVar[Code]
+    NOT_A_TABLE: _ClassVar[Code]
     UNAVAILABLE: _ClassVar[Code]
     DISK_FULL: _ClassVar[Code]
     LOG_CLOSED: _ClassVar[Code]
@@ -106,6 +107,7 @@ MESSAGE_TOO_LARGE: Code
 BROKER_UNKNOWN: Code
 MOVE_REFUSED: Code
 ACK_OUTDATED: Code
+NOT_A_TABLE: Code
 UNAVAILABLE: Code
 DISK_FULL: Code
 LOG_CLOSED: Code
