@@ -43,7 +43,7 @@ def made(spark: SparkSession, form: str, directory: Path, server: S3Server) -> A
     return IcebergTable(spark, catalog, "danube.t", job="lake-t")
 
 
-@pytest.mark.parametrize("form", ["parquet", pytest.param("iceberg", marks=pytest.mark.long), "iceberg on s3"])
+@pytest.mark.parametrize("form", ["parquet", "iceberg", pytest.param("iceberg on s3", marks=pytest.mark.long)])
 def test_only_batches_that_may_have_a_key_are_compared(
     spark: SparkSession, tmp_path: Path, form: str, s3_server: S3Server
 ) -> None:
