@@ -2,7 +2,7 @@
 
     DanubeError
     ├── Refused              the caller must change something; trying again as it is cannot help
-    │   ├── ProtocolViolation    bytes that are no frame, or a frame that cannot come now
+    │   ├── ProtocolViolation    bytes that are no frame, or a frame that cannot come now; the connection is closed
     │   ├── InvalidName          a topic, namespace or subscription name that cannot be
     │   ├── InvalidBatch         bytes that are not a batch: checksum, length, count, schema
     │   ├── ConfigError          a setting with a value that is not allowed
@@ -12,6 +12,7 @@
     │   ├── ProducerFenced       a newer session of the same producer took over
     │   ├── SessionUnknown       the session was never opened here, or has ended; open one
     │   ├── TopicUnknown         no such topic
+    │   ├── NotATable            the topic keeps nothing, or its broker has no object store
     │   ├── TopicExists          the name is taken, as a topic or as the base of partitions
     │   ├── NamespaceUnknown     no such namespace
     │   ├── NamespaceExists      the namespace is there already
@@ -38,7 +39,7 @@
     │   ├── LeaseLost            a lease ran out in the metadata store
     │   ├── Conflict             a key or object changed between read and write
     │   ├── Unreachable          a peer or a store did not answer
-    │   │   ├── ProcessEnded         the process that stores large objects
+    │   │   ├── ProcessEnded         the process that stores large objects; what it did is not known
     │   │   └── StoreRefused         a store answered, but does not let us: credentials, bucket, another cluster's
     │   ├── NotServed            the topic is not served here just now
     │   ├── OwnershipLost        another owner took the topic
@@ -83,8 +84,6 @@ class Refused(DanubeError):
 
 
 class Unavailable(DanubeError):
-    """Time may help."""
-
     retryable: ClassVar[bool] = True
 
 
@@ -97,8 +96,6 @@ class DataDamaged(DanubeError):
 
 @says("the protocol is violated: {what}")
 class ProtocolViolation(Refused):
-    """`what` says what the peer sent that the native protocol does not allow. The connection is closed."""
-
     what: str
 
 
@@ -378,8 +375,6 @@ class Unreachable(Unavailable):
 
 
 class ProcessEnded(Unreachable):
-    """The process beside the broker that stores large objects ended: `why`. What it did is not known."""
-
     def __init__(self, why: str) -> None:
         super().__init__("the process for large objects", why)
         self.args = (why,)
@@ -445,8 +440,6 @@ class DeadlineExceeded(Unavailable):
 
 @says("{limit_bytes} bytes to {topic} wait for their receipts: send slower, or use send()")
 class BufferFull(Unavailable):
-    """A producer has `limit_bytes` without a receipt. `send` waits for room, `send_nowait` does not."""
-
     topic: str
     limit_bytes: int
 

@@ -524,10 +524,10 @@ async def test_a_producer_that_the_new_owner_has_answered_is_not_taken_back_by_t
     seen = await new.call(submit(found, session, 1))
     assert seen == found.ownership.epoch
     with pytest.raises(NotServed):
-        lost.check_not_older(session, seen)
-    found.check_not_older(session, seen)
+        lost.ownership.check_not_older(session, seen)
+    found.ownership.check_not_older(session, seen)
     newer = await new.call(found.open_session(ProducerId(7)))
     with pytest.raises(NotServed):
-        lost.check_not_older(newer, 0)
+        lost.ownership.check_not_older(newer, 0)
     with pytest.raises(SessionUnknown):
         await old.call(submit(lost, newer, 0))

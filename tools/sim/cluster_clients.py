@@ -506,7 +506,7 @@ def _submission(
 ) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
     async def submit(node: Node, topic: AnyTopic) -> Answer:
         assert topic.reliable
-        topic.check_not_older(session, seen_epoch)  # as where a client opens its producer with a session
+        topic.ownership.check_not_older(session, seen_epoch)  # as where a client opens its producer with a session
         batch = encode_columns(
             [text.encode() for text in texts],
             struct.pack("<q", time_us) * len(texts),

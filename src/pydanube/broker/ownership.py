@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pydanube.core import keys
+from pydanube.core.commit.sessions import epoch_of_session
 from pydanube.core.history.ownership import (
     LogStart,
     Orphan,
@@ -26,7 +27,7 @@ from pydanube.core.history.ownership import (
 )
 from pydanube.core.history.tiers import Descriptor, TopicHistory
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.errors import Conflict, OwnershipLost
+from pydanube.errors import Conflict, NotServed, OwnershipLost
 from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,16 @@ class Ownership:
         self.since, self.since_offset = owner.since, owner.since_offset
         self.revision = revision
         self._on_lost = on_lost
+
+    def check_not_older(self, session: int, seen_epoch: int) -> None:
+        """Raises NotServed if a newer owner has answered this producer: in a receipt, or by issuing its session.
+
+        This broker may serve the topic until its lease ends without knowing that it is lost. A producer that came back
+        to it from the newer owner would be acknowledged for batches that the rescue of this epoch takes for copies:
+        of one session, everything behind what a newer epoch accepted counts as resent.
+        """
+        if max(epoch_of_session(session), seen_epoch) > self.epoch:
+            raise NotServed(self.topic, "a newer owner has answered this producer; this broker is about to learn of it")
 
     @classmethod
     async def claim(

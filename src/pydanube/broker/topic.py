@@ -30,7 +30,6 @@ from pydanube.broker.reservation import Reservation
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic_reader import TopicReader
 from pydanube.core import keys
-from pydanube.core.commit.sessions import epoch_of_session
 from pydanube.core.dispatch.consumer_window import DispatchLimits
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.dispatch.events import Ranges
@@ -292,16 +291,6 @@ class Topic(TopicReader):
         self.metrics.sizes.add(size_bytes / max(rows, 1), rows)
         return future
 
-    def check_not_older(self, session: int, seen_epoch: int) -> None:
-        """Raises NotServed if a newer owner has answered this producer: in a receipt, or by issuing its session.
-
-        This broker may serve the topic until its lease ends without knowing that it is lost. A producer that came back
-        to it from the newer owner would be acknowledged for batches that the rescue of this epoch takes for copies:
-        of one session, everything behind what a newer epoch accepted counts as resent.
-        """
-        if max(epoch_of_session(session), seen_epoch) > self.ownership.epoch:
-            raise NotServed(self.name, "a newer owner has answered this producer; this broker is about to learn of it")
-
     async def open_session(self, producer: ProducerId) -> int:
         """A new idempotent session of this producer; older ones are fenced."""
         self._check_open()
@@ -319,7 +308,7 @@ class Topic(TopicReader):
 
         Raises Conflict, InvalidObject.
         """
-        _, carried = self._carried()
+        _, carried = _carried(self)
         async with carried.working:
             await swap(carried.tier, old, new)
             self._forget_read()  # a single object has other payloads now
@@ -327,16 +316,10 @@ class Topic(TopicReader):
 
     async def flush_log(self) -> int:
         """Moves everything that is committed from the disk to the object store; see `Uploader.flush_log`."""
-        uploader, carried = self._carried()
+        uploader, carried = _carried(self)
         first_on_disk = await uploader.flush_log(carried)
         self._forget_read()
         return first_on_disk
-
-    def _carried(self) -> tuple[Uploader, UploadState]:
-        carried = self.storage.uploader.get(self.name) if self.storage is not None else None
-        if self.storage is None or carried is None:
-            raise NotServed(self.name, "its broker has no object store")
-        return self.storage.uploader, carried
 
     # --- subscriptions ------------------------------------------------------------------------------
 
@@ -440,3 +423,10 @@ class Topic(TopicReader):
 
     def _limits(self, config: StoredConfig) -> DispatchLimits:
         return DispatchLimits(unacked_max=config.unacked_max or self._defaults.unacked_max)
+
+
+def _carried(topic: Topic) -> tuple[Uploader, UploadState]:
+    carried = topic.storage.uploader.get(topic.name) if topic.storage is not None else None
+    if topic.storage is None or carried is None:
+        raise NotServed(topic.name, "its broker has no object store")
+    return topic.storage.uploader, carried

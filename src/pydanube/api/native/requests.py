@@ -224,7 +224,7 @@ class NativeRequests:
         if topic.delivery is not wanted:
             raise DeliveryMismatch(name, wanted.value, topic.delivery.value)
         if topic.reliable:
-            topic.check_not_older(request.session, request.seen_epoch)
+            topic.ownership.check_not_older(request.session, request.seen_epoch)
         producer_id = await topic.add_producer(request.producer_name, exclusive=request.exclusive)
         registered = topic.producers.get(producer_id)
         session = 0

@@ -300,17 +300,10 @@ class DispatchMachine(ABC):
         """
         late = self.windows.pace.answered_late(event.ranges)
         for first, end in self._committed_part(event.ranges):
-            for part in self._held_by(event.consumer, first, end):
+            for part in self.deliveries.in_flight.held_by(event.consumer, first, end):
                 for piece in self.deliveries.answered(*part, late):
                     tries = piece.value.tries.failed(event.reason)
                     self.backlog.failed(piece.first, piece.end, tries, event.delay_seconds)
-
-    def _held_by(self, consumer: ConsumerId | None, first: int, end: int) -> list[tuple[int, int]]:
-        """The parts of [first, end) that this consumer holds; all of it if it is not known which one it is."""
-        if consumer is None:
-            return [(first, end)]
-        held = self.deliveries.in_flight.overlap(first, end)
-        return [(piece.first, piece.end) for piece in held if piece.value.consumer == consumer]
 
     def _committed_part(self, ranges: Ranges) -> list[OffsetRange]:
         """What of these is below the head and not settled for good, each offset once. The rest above is refused.

@@ -300,6 +300,12 @@ class InFlight:
     def overlap(self, first: int, end: int) -> list[RangePiece[Flight]]:
         return self._held.overlap(first, end)
 
+    def held_by(self, consumer: ConsumerId | None, first: int, end: int) -> list[tuple[int, int]]:
+        """The parts of [first, end) that this consumer holds; all of it if it is not known which one it is."""
+        if consumer is None:
+            return [(first, end)]
+        return [(piece.first, piece.end) for piece in self.overlap(first, end) if piece.value.consumer == consumer]
+
     def cut(self, first: int, end: int) -> list[RangePiece[Flight]]:
         """Takes offsets back, whichever consumers hold them."""
         pieces = self._held.cut(first, end)
