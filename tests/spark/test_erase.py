@@ -17,13 +17,14 @@ from pydanube.broker.registrations import policy_put
 from pydanube.core.dispatch.delivery import FailurePolicy, PoisonPolicy
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
-from pydanube.errors import ConfigError, Conflict, DanubeError, InvalidObject
+from pydanube.errors import ConfigError, Conflict, InvalidObject
 from pydanube.formats.erasure import ERASED
 from pydanube.pipeline import audit, erase
 from pydanube.pipeline.erase import Finding
 from pydanube.pipeline.report import QueryWatch
 from pydanube.pipeline.settings import JobSettings
 from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions
+from pydanube.spark.plan import TopicState
 from pydanube.spark.reach import Reach
 from tests.spark.places import Place, numbers
 
@@ -181,7 +182,13 @@ def test_the_owner_refuses_an_object_that_changes_anything_else(place: Place) ->
     data = (place.directory / "objects" / topic[1:] / other.object_id).read_bytes()
     forged = replace(made, object_id="data-0-9-1-77.parquet", size=len(data), footer_crc=other.footer_crc)
     (place.directory / "objects" / topic[1:] / forged.object_id).write_bytes(data)
-    for old, new in ((one, forged), (one, replace(made, size=made.size + 1)), (one, other), (two, made)):
+    for old, new in (
+        (one, forged),
+        (one, replace(made, size=made.size + 1)),
+        (one, replace(made, max_append_time=0)),  # retention by time would take it
+        (one, other),
+        (two, made),
+    ):
         with pytest.raises((InvalidObject, Conflict)):
             swap(place, topic, old.object_id, new)
     assert objects(place, topic) == [one, two]
@@ -219,11 +226,33 @@ def test_an_object_that_only_the_manifest_lists_is_replaced(place: Place) -> Non
     assert place.payloads(topic)[10:14] == [b"", b"11", b"", b"13"]
 
 
-def test_the_keys_come_from_the_command_line_or_a_file(tmp_path: Path) -> None:
+def test_the_keys_are_taken_exactly_as_they_are_given(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("ann\nbob\n\n")
-    assert erase.keys_of(JobSettings({"key": "eve", "keys_file": str(file)}, erase.KNOWN)) == ["ann", "bob", "eve"]
-    for settings in ({}, {"keys_file": str(tmp_path / "absent")}):
+    file.write_bytes("\ufeffann\r\nbob,17\n\na\u2028b\n".encode())
+
+    def keys(**values: object) -> list[str]:
+        return erase.keys_of(JobSettings(values, erase.KNOWN), values.get("key"))
+
+    assert keys(key="eve,1", keys_file=str(file)) == sorted(["a\u2028b", "ann", "bob,17", "eve,1"])
+    for values in ({}, {"keys_file": str(tmp_path / "absent")}, {"key": 17}, {"key": ["a", True]}, {"key": ""}):
         with pytest.raises(ConfigError):
-            erase.keys_of(JobSettings(settings, erase.KNOWN))
-    assert issubclass(ConfigError, DanubeError)
+            keys(**values)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError):
+        keys(keys_file=str(file))
+
+
+def test_what_no_object_has_was_not_looked_at() -> None:
+    state = TopicState("/default/t", 5, 50, orphans=[(20, 30)], voids=[(5, 10)])
+    assert erase.unseen(state, 40) == [(10, 20), (30, 40)]
+    assert erase.unseen(state, 10) == []
+
+
+def test_objects_of_another_machine_are_a_problem(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = place.new_topic("elsewhere")
+    place.send(topic, numbers(0, 10), keys=["ann"])
+    monkeypatch.setattr("pydanube.spark.reach._is_here", lambda *_: False)
+    report = erase.run(spark, {"service.url": place.url, "topic": topic, "key": "ann"}, quiet())
+    assert report.problems and report.values["messages_erased"] == 0

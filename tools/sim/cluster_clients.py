@@ -145,7 +145,8 @@ class Clients:
     async def produce(self, topic: TopicName, *, until: float) -> None:
         """An idempotent producer: one batch in flight, sent again unchanged until it is answered."""
         name = f"native-{number_of(topic)}"
-        session = sequence = number = seen_epoch = 0
+        session = sequence = number = 0
+        seen_epochs = [0]  # of owners that have opened the producer
         await self.pause(0.0, PAUSE_SECONDS[1])
         while self.publishing and self.now() < until:
             texts = [self.text(name, number + row) for row in range(self.dice.choice((1, 1, 2, 3)))]
@@ -158,7 +159,7 @@ class Clients:
                     if not session:
                         session = await self._ask(topic, _open_session)
                         sequence = 0
-                    submission = _submission(session, seen_epoch, sequence, texts, name, time_us, self._given)
+                    submission = _submission(session, seen_epochs, sequence, texts, name, time_us, self._given)
                     answer = await self._ask(topic, submission)
                 except (SessionUnknown, OutOfSequence, ProducerFenced):
                     session = 0
@@ -168,7 +169,6 @@ class Clients:
                 else:
                     self._acked(texts, answer)
                     sequence += len(texts)
-                    seen_epoch = max(seen_epoch, answer.epoch)
                     answered = True
             await self.between()
 
@@ -497,7 +497,7 @@ async def _open_session(node: Node, topic: AnyTopic) -> int:
 
 def _submission(
     session: int,
-    seen_epoch: int,
+    seen_epochs: list[int],
     sequence: int,
     texts: list[str],
     name: str,
@@ -506,7 +506,8 @@ def _submission(
 ) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
     async def submit(node: Node, topic: AnyTopic) -> Answer:
         assert topic.reliable
-        topic.ownership.check_not_older(session, seen_epoch)  # as where a client opens its producer with a session
+        await topic.ownership.check_not_older(session, max(seen_epochs))  # as where a client opens its producer
+        seen_epochs.append(topic.ownership.epoch)
         batch = encode_columns(
             [text.encode() for text in texts],
             struct.pack("<q", time_us) * len(texts),

@@ -27,7 +27,7 @@ from pydanube.core.history.ownership import (
 )
 from pydanube.core.history.tiers import Descriptor, TopicHistory
 from pydanube.core.names import BrokerId, TopicName
-from pydanube.errors import Conflict, NotServed, OwnershipLost
+from pydanube.errors import Conflict, OwnershipLost, SessionUnknown
 from pydanube.ports import Compare, Delete, Item, MetadataStore, Put
 
 log = logging.getLogger(__name__)
@@ -166,15 +166,22 @@ class Ownership:
         self.revision = revision
         self._on_lost = on_lost
 
-    def check_not_older(self, session: int, seen_epoch: int) -> None:
-        """Raises NotServed if a newer owner has answered this producer: in a receipt, or by issuing its session.
+    async def check_not_older(self, session: int, seen_epoch: int) -> None:
+        """Raises OwnershipLost if a newer owner has answered this producer, by opening it or by issuing its session.
 
         This broker may serve the topic until its lease ends without knowing that it is lost. A producer that came back
         to it from the newer owner would be acknowledged for batches that the rescue of this epoch takes for copies:
-        of one session, everything behind what a newer epoch accepted counts as resent.
+        of one session, everything behind what a newer epoch accepted counts as resent. The store decides: one that was
+        restored from a backup has older epochs than its producers have seen. A session that is newer than the store
+        raises SessionUnknown then.
         """
-        if max(epoch_of_session(session), seen_epoch) > self.epoch:
-            raise NotServed(self.topic, "a newer owner has answered this producer; this broker is about to learn of it")
+        if max(epoch_of_session(session), seen_epoch) <= self.epoch:
+            return
+        item = await self._metadata.get(keys.owner(self.topic))
+        if item is None or item.value != self._value:
+            raise self._lost()
+        if epoch_of_session(session) > self.epoch:
+            raise SessionUnknown(0, session)
 
     @classmethod
     async def claim(

@@ -46,7 +46,7 @@ def run(
     is_json = output is Output.json
     given = tuple(changes or ())
     if keys:
-        given = (*given, f"key={json.dumps(keys)}")
+        given = (*given, f"key={json.dumps(keys, ensure_ascii=False)}")
     report = run_job(job, conf=conf, changes=given, master=master, remote=remote, as_json=is_json)
     if is_json:
         print_json(report.to_json())

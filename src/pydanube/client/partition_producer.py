@@ -77,7 +77,7 @@ class PartitionProducer(PartitionHandle):
         self._loop = asyncio.get_running_loop()
         self._time_ns = brokers.connector.time_ns
         self._machine = ProducerMachine(OpenBatch, settings)
-        self._seen_epoch = 0  # the highest in a receipt
+        self._seen_epoch = 0  # the highest of an owner that has opened this producer
         self._produce = pb.Command()  # what goes in front of every batch; the connection numbers it
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._lost_error: DanubeError | None = None  # of a message whose receipt is not awaited: `flush` raises it
@@ -258,8 +258,6 @@ class PartitionProducer(PartitionHandle):
     def _resolve(self, batch: OpenBatch, receipt: pb.Receipt) -> None:
         self._progressed()
         topic, offset, epoch, duplicate = self.topic, receipt.offset, receipt.epoch, receipt.duplicate
-        if epoch > self._seen_epoch:
-            self._seen_epoch = epoch
         durability = DURABILITIES.get(receipt.durability, "memory")
         step = 1 if durability != "memory" else 0
         for row, waiter, _ in batch.waiters:
@@ -318,6 +316,8 @@ class PartitionProducer(PartitionHandle):
         self._produce = pb.Command(produce=pb.Produce(producer=answer.producer))
         connection.producers[answer.producer] = self
         self.message_size_max = answer.message_size_max
+        # Before anything is sent there: it may be stored although no receipt comes back.
+        self._seen_epoch = max(self._seen_epoch, answer.epoch)
         opened = Opened(
             producer_id=answer.producer_id,
             session=answer.session,

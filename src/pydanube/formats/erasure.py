@@ -104,6 +104,9 @@ def check_erasure(old: Buffer, old_crc: int, new: Buffer, new_crc: int) -> int:
     cuts = [[(group.first_offset, group.rows) for group in footer.row_groups] for footer in (before, after)]
     if cuts[0] != cuts[1] or before.topic != after.topic:
         raise InvalidObject("the erased object", "its row groups are not those of the object that it replaces")
+    runs = [[(run.end_offset, run.epoch, run.append_time) for run in footer.runs] for footer in (before, after)]
+    if runs[0] != runs[1]:
+        raise InvalidObject("the erased object", "it names other epochs or times than the object that it replaces")
     if sorted(before.producers) != sorted(after.producers):
         raise InvalidObject("the erased object", "it names other producers than the object that it replaces")
     count = 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -81,6 +82,11 @@ def _run(tier: TopicTier, old: Sequence[str], new: Descriptor) -> list[Descripto
 
 
 def _check_erased(topic: str, before: Buffer, old: Descriptor, data: Buffer, new: Descriptor) -> int:
+    same = replace(
+        new, object_id=old.object_id, size=old.size, etag=old.etag, created_at=old.created_at, footer_crc=old.footer_crc
+    )
+    if same != old:
+        raise InvalidObject(new.object_id, "its descriptor differs from the old one in more than the object")
     if new.format == PARQUET:
         _check(topic, data, new)
         return check_erasure(before, old.footer_crc, data, new.footer_crc)

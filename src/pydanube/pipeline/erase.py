@@ -25,13 +25,14 @@ from pyspark.sql import SparkSession
 
 from pydanube.client.messages import LogFlushed
 from pydanube.core.history.tiers import PARQUET, RAW, Descriptor, object_name
-from pydanube.errors import ConfigError, Conflict, DanubeError, InvalidObject
+from pydanube.errors import ConfigError, Conflict, DanubeError, InvalidObject, TopicUnknown
 from pydanube.formats.erasure import Erased, check_erasure, check_raw_erasure, erase_object, erase_raw, rows_with_keys
 from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
 from pydanube.ports import Buffer, ObjectStore
 from pydanube.spark.errors import StoreNotHere
 from pydanube.spark.options import BrokerOptions, QueryOptions
+from pydanube.spark.plan import TopicState
 from pydanube.spark.reach import Reach
 
 KNOWN: Final = (*CONNECTION, *TOPICS, "key", "keys_file")
@@ -40,7 +41,8 @@ FLUSH_SECONDS: Final = 600.0
 NOT_REACHED: Final = (
     "older versions of objects, if the bucket keeps versions",
     "tables, files and topics that were made of these messages (lake, replay), and what consumers have received",
-    "blocks of segments and of the commit journal on brokers' disks, until they are used again",
+    "blocks of segments and of the commit journal on brokers' disks, until they are used again; segments that were set "
+    "aside as damaged, and files that brokers which had the topic before have not removed yet",
 )
 
 
@@ -54,15 +56,22 @@ class Finding(NamedTuple):
     problem: str | None
 
 
-def keys_of(settings: JobSettings) -> list[str]:
-    """The routing keys to erase. Raises ConfigError if there is none."""
-    keys = set(settings.texts("key"))
+def keys_of(settings: JobSettings, given: object) -> list[str]:
+    """The routing keys to erase: exactly as given, because what is erased does not come back. Raises ConfigError."""
+    listed = [] if given is None else given if isinstance(given, list | tuple) else [given]
+    for key in listed:
+        if not isinstance(key, str) or not key:
+            raise ConfigError("key", key, "a text, in quotes: YAML reads 0123, 1_000, yes and 1.10 as something else")
+    keys = set(listed)
     file = settings.text("keys_file")
     if file is not None:
         try:
-            keys |= {line for line in Path(file).read_text().splitlines() if line}
+            lines = Path(file).read_bytes().decode("utf-8-sig").split("\n")
         except OSError as error:
             raise ConfigError("keys_file", file, f"a file with a key a line: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError("keys_file", file, f"a file in UTF-8: {error}") from error
+        keys |= {key for line in lines if (key := line.removesuffix("\r"))}
     if not keys:
         raise ConfigError("key", None, "the routing key to erase, or several; or keys_file: one a line")
     return sorted(keys)
@@ -72,7 +81,8 @@ def check(values: dict[str, Any]) -> tuple[JobSettings, BrokerOptions, list[str]
     """The settings, checked without Spark: how to reach brokers, and the keys. Raises ConfigError."""
     settings = JobSettings(values, KNOWN, "erase")
     settings.topics()
-    return settings, BrokerOptions.of(QueryOptions(settings.connection(), CONNECTION)), keys_of(settings)
+    connection = BrokerOptions.of(QueryOptions(settings.connection(), CONNECTION))
+    return settings, connection, keys_of(settings, values.get("key"))
 
 
 def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobReport:
@@ -82,41 +92,53 @@ def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobRe
         "erase",
         {"topics": 0, "objects": 0, "objects_rewritten": 0, "messages_erased": 0, "old_objects_gone_in_seconds": 0},
     )
+    flushed: dict[str, LogFlushed] = {}
+    erased: Counter[str] = Counter()
     with Reach(connection) as reach:
-        flushed = _flush(reach, wanted, report, watch)
-        report.values["topics"] = len(flushed)
-        todo = {topic: log.head for topic, log in flushed.items()}
-        erased: Counter[str] = Counter()
-        for number in range(ROUNDS_MAX):
-            todo = _round(spark, reach, connection, todo, keys, report, erased, watch, is_first=number == 0)
-            if not todo:
-                break
-        report.problems += [
-            f"{topic}: objects changed in every one of {ROUNDS_MAX} rounds; run the job again" for topic in sorted(todo)
-        ]
+        names = list(wanted)
+        while names:
+            # A message may become a dead letter until it is erased where it was: those topics come behind, with their
+            # heads of then.
+            level = _flush(reach, names, flushed, wanted, report, watch)
+            todo = {topic: log.head for topic, log in level.items()}
+            for number in range(ROUNDS_MAX):
+                todo = _round(spark, reach, connection, todo, keys, report, erased, watch, is_first=number == 0)
+                if not todo:
+                    break
+            report.problems += [
+                f"{topic}: objects changed in every one of {ROUNDS_MAX} rounds; run the job again"
+                for topic in sorted(todo)
+            ]
+            flushed |= level
+            names = sorted({name for log in level.values() for name in log.dead_letter_topics} - set(flushed))
         for topic, count in sorted(erased.items()):  # an operator's order, and no small one; the key stays out of it
             reach.call(_note(reach, topic, count))
+    report.values["topics"] = len(flushed)
     report.values["messages_erased"] = sum(erased.values())
     report.values["old_objects_gone_in_seconds"] = max((log.garbage_seconds for log in flushed.values()), default=0)
     report.values["not_reached"] = list(NOT_REACHED)
     return report
 
 
-def _flush(reach: Reach, wanted: Sequence[str], report: JobReport, watch: QueryWatch) -> dict[str, LogFlushed]:
-    """The log of every topic, and of the dead-letter topics that they name, is in objects then."""
+def _flush(
+    reach: Reach,
+    names: Sequence[str],
+    known: Collection[str],
+    wanted: Sequence[str],
+    report: JobReport,
+    watch: QueryWatch,
+) -> dict[str, LogFlushed]:
+    """The log of every topic that is not `known` yet is in objects then."""
     flushed: dict[str, LogFlushed] = {}
-    waiting = list(wanted)
-    while waiting:
-        name = waiting.pop(0)
+    for name in names:
         try:
             parts = [state.topic for state in reach.states([name])]
-        except DanubeError as error:
+        except TopicUnknown:
             if name in wanted:
                 raise
-            report.problems.append(f"dead-letter topic {name}: {error}")
-            continue
+            continue  # a dead-letter topic is made with its first letter
         for topic in parts:
-            if topic in flushed:
+            if topic in known or topic in flushed:
                 continue
             watch.says(f"emptying the log of {topic} into objects")
             flushed[topic] = log = reach.call(_flush_log(reach, topic))
@@ -125,7 +147,6 @@ def _flush(reach: Reach, wanted: Sequence[str], report: JobReport, watch: QueryW
                     f"{topic}: offsets {log.first_on_disk} to {log.head - 1} are still on the disk of its broker; "
                     "danube admin storage verify says why"
                 )
-            waiting += [each for each in log.dead_letter_topics if each not in flushed and each not in waiting]
     return flushed
 
 
@@ -149,10 +170,14 @@ def _round(
     work: list[tuple[str, str, Descriptor]] = []
     for topic, head in todo.items():
         [state] = reach.states([topic])
-        if state.storage_url is None and state.objects:
+        if state.storage_url is None and head > state.first_offset:
             report.problems.append(str(StoreNotHere(topic, reach.not_here.get(topic, "an object store"))))
             continue
         if is_first:
+            report.problems += [
+                f"{topic}: offsets {first} to {end - 1} are in no object, and were not looked at"
+                for first, end in unseen(state, head)
+            ]
             report.values["objects"] += len(state.objects)
             report.problems += [
                 f"{topic}: offsets {first} to {end - 1} are on the disk of a broker that is away, "
@@ -171,6 +196,18 @@ def _round(
         if found.made is not None and not _swap(reach, found, work, report, erased):
             again[found.topic] = todo[found.topic]
     return again
+
+
+def unseen(state: TopicState, head: int) -> list[tuple[int, int]]:
+    """What of [first offset, head) is in no object, and neither a void nor an orphan."""
+    known = sorted([*((each.start_offset, each.end) for each in state.objects), *state.voids, *state.orphans])
+    missing: list[tuple[int, int]] = []
+    at = state.first_offset
+    for first, end in known:
+        if at < min(first, head):
+            missing.append((at, min(first, head)))
+        at = max(at, end)
+    return [*missing, (at, head)] if at < head else missing
 
 
 async def _note(reach: Reach, topic: str, count: int) -> None:

@@ -224,7 +224,7 @@ class NativeRequests:
         if topic.delivery is not wanted:
             raise DeliveryMismatch(name, wanted.value, topic.delivery.value)
         if topic.reliable:
-            topic.ownership.check_not_older(request.session, request.seen_epoch)
+            await topic.ownership.check_not_older(request.session, request.seen_epoch)
         producer_id = await topic.add_producer(request.producer_name, exclusive=request.exclusive)
         registered = topic.producers.get(producer_id)
         session = 0
@@ -247,6 +247,7 @@ class NativeRequests:
             topic_hash=topic_hash(name),
             durability=_durability(topic),
             message_size_max=topic.policy.max_message_size,
+            epoch=topic.ownership.epoch if topic.reliable else 0,
         )
         return {"producer_opened": opened}
 

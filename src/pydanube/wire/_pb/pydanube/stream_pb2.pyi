@@ -385,20 +385,22 @@ class OpenProducer(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., reliable: bool = ..., create: bool = ..., exclusive: bool = ..., schema_subject: _Optional[str] = ..., session: _Optional[int] = ..., without_session: bool = ..., seen_epoch: _Optional[int] = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
-    __slots__ = ("producer", "producer_id", "session", "topic_hash", "durability", "message_size_max")
+    __slots__ = ("producer", "producer_id", "session", "topic_hash", "durability", "message_size_max", "epoch")
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TOPIC_HASH_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_SIZE_MAX_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     producer: int
     producer_id: int
     session: int
     topic_hash: int
     durability: Durability
     message_size_max: int
-    def __init__(self, producer: _Optional[int] = ..., producer_id: _Optional[int] = ..., session: _Optional[int] = ..., topic_hash: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., message_size_max: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, producer: _Optional[int] = ..., producer_id: _Optional[int] = ..., session: _Optional[int] = ..., topic_hash: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., message_size_max: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Produce(_message.Message):
     __slots__ = ("producer",)
