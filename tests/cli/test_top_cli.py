@@ -93,6 +93,47 @@ def test_one_namespace_and_a_count() -> None:
     assert (len(fields["topics"]), fields["topics_total"]) == (1, 3)  # type: ignore[arg-type]
 
 
+def partitioned(**given: object) -> Look:
+    """Of three partitions two are at the first broker."""
+    homes = [BROKERS[0], BROKERS[0], BROKERS[1]]
+    rows = [TopicRow(f"{CLICKS}-part-{number}", home.broker_id, "Reliable") for number, home in enumerate(homes)]
+    samples = Samples()
+    for at, sent in ((100.0, 0.0), (110.0, 100.0)):
+        for broker in BROKERS:
+            every = [numbers(row.name, sent, lag=7.0) for row in rows if row.broker_id == broker.broker_id]
+            topics = {name: counts for each in every for name, counts in each.topics.items()}
+            subscriptions = {name: counts for each in every for name, counts in each.subscriptions.items()}
+            samples.add(broker.broker_id, Numbers(topics, subscriptions, {}), at)
+        samples.end_round([each.broker_id for each in BROKERS], at)
+    look = Look(Sort.in_, **given)  # type: ignore[arg-type]
+    look.update(BROKERS, rows, samples)
+    return look
+
+
+def test_a_partitioned_topic_is_one_line_with_its_partitions_added_up() -> None:
+    lines = drawn(partitioned())
+    [clicks] = [line for line in lines if CLICKS in line]
+    assert clicks.split() == [CLICKS, "(3)", "*", "30", "0", "3.0", "kB", "21", "1"]
+
+
+def test_partitions_are_lines_of_their_own_when_asked_for_and_in_json() -> None:
+    lines = drawn(partitioned(partitions=True))
+    assert [line.split()[:2] for line in lines if CLICKS in line] == [
+        [f"{CLICKS}-part-0", "1"],
+        [f"{CLICKS}-part-1", "1"],
+        [f"{CLICKS}-part-2", "2"],
+    ]
+    assert partitioned().fields()["topics_total"] == 3
+
+
+def test_the_sum_of_partitions_is_unknown_while_the_broker_of_one_is_silent() -> None:
+    look = partitioned()
+    assert look._samples is not None
+    look._samples.failed(BROKERS[1].broker_id, "nobody answers there")
+    [clicks] = [line for line in drawn(look) if CLICKS in line]
+    assert clicks.split() == [CLICKS, "(3)", "*", *"?????"]
+
+
 def test_a_broker_that_does_not_answer_is_shown_as_such_and_the_others_go_on() -> None:
     look = seen()
     assert look._samples is not None

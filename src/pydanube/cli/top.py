@@ -1,10 +1,12 @@
 """`danube top`: brokers and topics, busiest first, every two seconds, until Ctrl-C.
 
 danube top --sort lag                          who is behind
+danube top --partitions                        every partition of a partitioned topic in a line of its own
 danube top --once --output json                for scripts: one look, rates over one interval
 danube top --output json --interval 10         for scripts: a line per look
 
-It asks one broker for the others and all of them for their metrics. What is wrong stands first, in red; a broker that
+It asks one broker for the others and all of them for their metrics. A partitioned topic is one line, `clicks (3)`; `*`
+says that several brokers have its partitions. What is wrong stands first, in red; a broker that
 goes away is shown as such, and sums without what it has are at least so much (≥).
 """
 
@@ -66,6 +68,10 @@ def top(
     count: Annotated[
         int | None, typer.Option("--count", "-c", min=1, help="Topics to show.", show_default="what fits; all in JSON")
     ] = None,
+    partitions: Annotated[
+        bool,
+        typer.Option("--partitions", help="Every partition of a partitioned topic in a line of its own, as in JSON."),
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="One look, then exit. Takes one interval.")] = False,
     output: OutputOption = Output.table,
 ) -> None:
@@ -76,7 +82,7 @@ def top(
     danube top --once --output json
     """
     ends_with_reader()
-    look = Look(sort, namespace, count)
+    look = Look(sort, namespace, count, partitions=partitions)
     try:
         asyncio.run(_run(endpoint, look, interval, once, output))
     except KeyboardInterrupt:
@@ -148,10 +154,13 @@ async def _repeat(see: Callable[[], Awaitable[None]], show: Callable[[], None], 
 class Look:
     """What was seen last, as JSON and as a picture."""
 
-    def __init__(self, sort: Sort, namespace: str | None = None, count: int | None = None) -> None:
+    def __init__(
+        self, sort: Sort, namespace: str | None = None, count: int | None = None, *, partitions: bool = False
+    ) -> None:
         self._sort = sort
         self._namespace = namespace
         self._count = count
+        self._partitions = partitions  # in lines of their own
         self._brokers: list[KnownBroker] = []
         self._topics: list[TopicRow] = []
         self._samples: Samples | None = None
@@ -232,8 +241,10 @@ class Look:
             "is_known": is_known,  # false: its broker does not answer, and the numbers are null
         }
 
-    def _sorted(self) -> list[dict[str, Any]]:
+    def _sorted(self, *, partitions: bool = True) -> list[dict[str, Any]]:
         rows = [self._topic(each) for each in self._topics]
+        if not partitions:
+            rows = _whole_topics(rows)
         keys: Mapping[Sort, Callable[[dict[str, Any]], Any]] = {
             Sort.in_: lambda row: -(row["messages_in_per_second"] or 0.0),
             Sort.out: lambda row: -(row["messages_out_per_second"] or 0.0),
@@ -249,7 +260,7 @@ class Look:
         """Not more than fits into `width` columns and `height` lines; None: all of it."""
         if self._samples is None:
             return Text(self.failure or "looking…")
-        rows = self._sorted()
+        rows = self._sorted(partitions=self._partitions)
         conditions = self._conditions()
         around = LINES_AROUND + len(self._brokers) + len(self._missing()) + len(conditions)
         rows_max = len(rows) if height is None else max(TOPICS_MIN, height - around)
@@ -305,6 +316,34 @@ class Look:
         return _table(("", "broker", "address", "state"), ("topics", "in/s", "out/s"), rows, width, cut=2)
 
 
+def _whole_topics(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Partitions added up. As everywhere (admin/partitioned.py), a sum of which a part is not known is not known."""
+    from pydanube.admin.partitioned import base_of
+
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(base_of(row["topic"]), []).append(row)
+    return [own[0] if own[0]["topic"] == base else _whole(base, own) for base, own in groups.items()]
+
+
+def _whole(base: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    brokers = {part["broker_id"] for part in parts}
+    lags = [part["lag"] for part in parts if part["lag"] is not None]
+    is_known = all(part["is_known"] for part in parts)
+    rates = [name for name in parts[0] if name.endswith("_per_second")]
+    sums = {name: sum(part[name] for part in parts) if is_known else None for name in rates}
+    return {
+        "topic": base,
+        "partitions": len(parts),
+        "brokers": len(brokers),
+        "broker_id": brokers.pop() if len(brokers) == 1 else None,
+        **sums,
+        "lag": sum(lags) if lags and is_known else None,
+        "subscriptions": max(part["subscriptions"] for part in parts) if is_known else None,  # each has all partitions
+        "is_known": is_known,
+    }
+
+
 def _condition(condition: ReportedCondition) -> dict[str, object]:
     return {
         "name": condition.name,
@@ -348,15 +387,16 @@ def _topic_table(rows: list[dict[str, Any]], numbers: Mapping[str, str], sort: S
     columns = ("at", head("in/s", Sort.in_), head("out/s", Sort.out), "bytes/s", head("lag", Sort.lag), "subs")
     cells = []
     for row in rows:
-        owner = numbers.get(row["broker_id"] or "", "?")
+        name = f"{row['topic']} ({row['partitions']})" if "partitions" in row else row["topic"]
+        owner = "*" if row.get("brokers", 1) > 1 else numbers.get(row["broker_id"] or "", "?")
         if not row["is_known"]:
             unknown = [Text("?", style="red") for _ in columns[1:]]
-            cells.append([Text(row["topic"]), Text(owner, style="red"), *unknown])
+            cells.append([Text(name), Text(owner, style="red"), *unknown])
             continue
         is_behind = (row["lag"] or 0) > row["messages_in_per_second"]
         cells.append(
             [
-                Text(row["topic"]),
+                Text(name),
                 Text(owner, style="red" if owner == "?" else ""),
                 Text(_number(row["messages_in_per_second"])),
                 Text(_number(row["messages_out_per_second"])),
