@@ -502,7 +502,7 @@ async def test_a_peer_opens_as_many_producers_and_consumers_as_it_may() -> None:
 
 
 @simulated
-async def test_the_store_decides_about_a_producer_that_has_seen_a_newer_owner() -> None:
+async def test_the_store_decides_about_a_client_that_has_seen_a_newer_owner() -> None:
     """As after the store was restored from a backup: this broker is the owner, whatever producers were told before."""
     door = await opened_door()
     peer = await Peer.greeted(door)
@@ -514,6 +514,8 @@ async def test_the_store_decides_about_a_producer_that_has_seen_a_newer_owner() 
         assert error.code == pb.SESSION_UNKNOWN
     again = await peer.open_producer("a", session=opened.session, seen_epoch=10**6)
     assert again.session == opened.session
+    subscribe = pb.Subscribe(topic=ORDERS, subscription="s", consumer_name="c", type=pb.EXCLUSIVE, seen_epoch=10**6)
+    assert (await peer.ask(subscribe=subscribe)).kind == "subscribed"
 
 
 # --- frames that the peer takes -----------------------------------------------------------------------

@@ -506,7 +506,7 @@ def _submission(
 ) -> Callable[[Node, AnyTopic], Coroutine[Any, Any, Answer]]:
     async def submit(node: Node, topic: AnyTopic) -> Answer:
         assert topic.reliable
-        await topic.ownership.check_not_older(session, max(seen_epochs))  # as where a client opens its producer
+        await topic.ownership.check_not_older(max(seen_epochs), session=session)  # as where a client opens its producer
         seen_epochs.append(topic.ownership.epoch)
         batch = encode_columns(
             [text.encode() for text in texts],

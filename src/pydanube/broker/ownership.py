@@ -166,14 +166,15 @@ class Ownership:
         self.revision = revision
         self._on_lost = on_lost
 
-    async def check_not_older(self, session: int, seen_epoch: int) -> None:
-        """Raises OwnershipLost if a newer owner has answered this producer, by opening it or by issuing its session.
+    async def check_not_older(self, seen_epoch: int, *, session: int = 0) -> None:
+        """Raises OwnershipLost if a newer owner has answered this client: it has opened the producer, issued its
+        session, or written what the consumer was delivered.
 
         This broker may serve the topic until its lease ends without knowing that it is lost. A producer that came back
         to it from the newer owner would be acknowledged for batches that the rescue of this epoch takes for copies:
-        of one session, everything behind what a newer epoch accepted counts as resent. The store decides: one that was
-        restored from a backup has older epochs than its producers have seen. A session that is newer than the store
-        raises SessionUnknown then.
+        of one session, everything behind what a newer epoch accepted counts as resent. A consumer's acks of what lies
+        beyond this head would be refused for good. The store decides: one that was restored from a backup has older
+        epochs than its clients have seen. A session that is newer than the store raises SessionUnknown then.
         """
         if max(epoch_of_session(session), seen_epoch) <= self.epoch:
             return

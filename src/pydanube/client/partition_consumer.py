@@ -311,6 +311,7 @@ class PartitionConsumer(PartitionHandle):
             bytes=size,
             hands_over=True,
             first_messages=first_messages,
+            seen_epoch=self.machine.repeats.epoch,
         )
         await connection.request(
             pb.Command(subscribe=request), "subscribed", accept=partial(self._subscribed, connection)

@@ -224,7 +224,7 @@ class NativeRequests:
         if topic.delivery is not wanted:
             raise DeliveryMismatch(name, wanted.value, topic.delivery.value)
         if topic.reliable:
-            await topic.ownership.check_not_older(request.session, request.seen_epoch)
+            await topic.ownership.check_not_older(request.seen_epoch, session=request.session)
         producer_id = await topic.add_producer(request.producer_name, exclusive=request.exclusive)
         registered = topic.producers.get(producer_id)
         session = 0
@@ -274,6 +274,7 @@ class NativeRequests:
         unsent_bytes = self._connection.limits.unsent_bytes
         handle = self._handles.new_handle()
         if topic.reliable:
+            await topic.ownership.check_not_older(request.seen_epoch)
             start = await offset_of(topic, position_of(request.start)) if request.HasField("start") else None
             identity = await topic.subscribe(
                 name, kind, request.consumer_name, filters, start, native=True, hands_over=request.hands_over

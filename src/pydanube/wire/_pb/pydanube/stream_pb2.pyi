@@ -439,7 +439,7 @@ class Place(_message.Message):
     def __init__(self, edge: _Optional[_Union[Edge, str]] = ..., offset: _Optional[int] = ..., time_us: _Optional[int] = ...) -> None: ...
 
 class Subscribe(_message.Message):
-    __slots__ = ("topic", "subscription", "type", "consumer_name", "key_filters", "start", "messages", "bytes", "hands_over", "first_messages")
+    __slots__ = ("topic", "subscription", "type", "consumer_name", "key_filters", "start", "messages", "bytes", "hands_over", "first_messages", "seen_epoch")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -450,6 +450,7 @@ class Subscribe(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     HANDS_OVER_FIELD_NUMBER: _ClassVar[int]
     FIRST_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    SEEN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     topic: str
     subscription: str
     type: SubscriptionType
@@ -460,7 +461,8 @@ class Subscribe(_message.Message):
     bytes: int
     hands_over: bool
     first_messages: int
-    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., consumer_name: _Optional[str] = ..., key_filters: _Optional[_Iterable[str]] = ..., start: _Optional[_Union[Place, _Mapping]] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., hands_over: bool = ..., first_messages: _Optional[int] = ...) -> None: ...
+    seen_epoch: int
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., type: _Optional[_Union[SubscriptionType, str]] = ..., consumer_name: _Optional[str] = ..., key_filters: _Optional[_Iterable[str]] = ..., start: _Optional[_Union[Place, _Mapping]] = ..., messages: _Optional[int] = ..., bytes: _Optional[int] = ..., hands_over: bool = ..., first_messages: _Optional[int] = ..., seen_epoch: _Optional[int] = ...) -> None: ...
 
 class Subscribed(_message.Message):
     __slots__ = ("consumer", "consumer_id", "type", "next_unacked", "created", "hands_over", "messages")
