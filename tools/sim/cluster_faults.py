@@ -79,12 +79,21 @@ def plan(seed: int, *, nodes: int, first: float, end: float) -> list[Planned]:
         kind, at = dice.choice(_LATE), dice.uniform(first + LATE_AFTER_SECONDS, end - LATE_AFTER_SECONDS)
         schedule.append(Planned(0, at, kind, dice.randint(1, nodes), dice.getrandbits(62)))
         schedule.sort(key=lambda each: each.at)
-    dice = Random(seed ^ 0xBAC4)
+    dice = _return_dice(seed)
     if dice.random() < RETURN_SHARE:
         kind, at = dice.choice(RETURNS), dice.uniform(first, max(first, end - RETURN_SECONDS))
         schedule.append(Planned(0, at, kind, dice.randint(1, nodes), dice.getrandbits(62)))
         schedule.sort(key=lambda each: each.at)
     return [each._replace(number=number) for number, each in enumerate(schedule)]
+
+
+def has_return(seed: int) -> bool:
+    """Whether a broker of this seed goes away for longer than its lease and comes back."""
+    return _return_dice(seed).random() < RETURN_SHARE
+
+
+def _return_dice(seed: int) -> Random:
+    return Random(seed ^ 0xBAC4)
 
 
 class Breaking:
