@@ -38,6 +38,6 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects are made and stored in this process, or in another."""
     if request.param == "apart":
-        from tests.harness.tiers import store_apart  # here: most tests never need it
+        from tests.harness.tiers import store_in_workers  # here: most tests never need it
 
-        store_apart(monkeypatch)
+        store_in_workers(monkeypatch)

@@ -18,7 +18,7 @@ from pydanube.stores.metadata.etcd import EtcdMetadataStore
 from pydanube.testing.checkers import Violation, check, shortened
 from pydanube.testing.history import History, Quiet, to_line
 from tools.chaos.clients import Clients, plan
-from tools.chaos.faults import FAULTS, Scene, strike
+from tools.chaos.faults import FAULTS, FaultContext, strike
 from tools.chaos.net import Network
 from tools.chaos.recorder import Recorder
 from tools.chaos.site import Site
@@ -67,7 +67,7 @@ class Run:
         self.violations: list[Violation] = []
         self.restarts = self.reopened = 0
         self._network = network
-        self._dice = Random(options.seed)
+        self._rng = Random(options.seed)
         self._chapters = count(1)
         self._now = "starting"
         self._spent: dict[str, float] = {}  # seconds by what a round does
@@ -100,11 +100,11 @@ class Run:
         kinds = list(self.options.kinds)
         if self.options.rounds:
             for _ in range(self.options.rounds):
-                self._dice.shuffle(kinds)
+                self._rng.shuffle(kinds)
                 yield from kinds
         else:
             while loop.time() < deadline:
-                yield self._dice.choice(kinds)
+                yield self._rng.choice(kinds)
 
     # --- a chapter ----------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Run:
                 clients = self._clients = Clients(
                     *(client, recorder, wanted, self._network, options.directory, urls, numbers),
                     rate=options.rate,
-                    seed=self._dice.randrange(1 << 32),
+                    seed=self._rng.randrange(1 << 32),
                 )
                 try:
                     await clients.start()
@@ -158,7 +158,7 @@ class Run:
     async def _round(self, kind: str, client: pydanube.Client, recorder: Recorder, clients: Clients) -> History:
         self._rounds += 1
         self._now = kind
-        dice = Random(self._dice.randrange(1 << 32))
+        rng = Random(self._rng.randrange(1 << 32))
         row, sent = self.table[kind], recorder.sent
         self._since = recorder.now()
         recorder.worst_pause = 0.0
@@ -166,11 +166,11 @@ class Run:
         clients.publish(True)
         await asyncio.sleep(LEAD_SECONDS)
         self._spend("working", recorder)
-        victim = self.site.host(recorder, dice.choice(recorder.topics)) or dice.choice(self.site.brokers)
+        victim = self.site.host(recorder, rng.choice(recorder.topics)) or rng.choice(self.site.brokers)
         async with asyncio.TaskGroup() as group:
-            group.create_task(strike(kind, Scene(self.site, recorder, dice, victim)))
+            group.create_task(strike(kind, FaultContext(self.site, recorder, rng, victim)))
             for _ in range(self.options.moves):
-                group.create_task(self._move(dice.choice(recorder.topics), dice.uniform(0.0, 4.0), dice))
+                group.create_task(self._move(rng.choice(recorder.topics), rng.uniform(0.0, 4.0), rng))
         self._spend("breaking", recorder)
         await asyncio.sleep(LEAD_SECONDS)
         clients.publish(False)
@@ -193,11 +193,11 @@ class Run:
                 problems = [f"cannot be verified: {str(error) or 'it takes too long'}"]
             self.violations += [Violation("stored_wrong", topic, problem) for problem in problems]
 
-    async def _move(self, topic: str, after_seconds: float, dice: Random) -> None:
+    async def _move(self, topic: str, after_seconds: float, rng: Random) -> None:
         await asyncio.sleep(after_seconds)
         living = self.site.living()
         if living:
-            await self.site.move(topic, dice.choice(living))
+            await self.site.move(topic, rng.choice(living))
 
     async def _settle(self, kind: str, client: pydanube.Client, recorder: Recorder, clients: Clients) -> History:
         """Nothing fails any more: everything must come to rest within the deadline, and then be as promised."""

@@ -87,7 +87,7 @@ class Node:
         self.number = number
         self.host = f"node{number}"  # its name in the network
         self.disk: MemoryDisk | FaultyDisk
-        self.disk = FaultyDisk(Random(cluster.dice.getrandbits(62))) if cluster.faulty_disks else MemoryDisk()
+        self.disk = FaultyDisk(Random(cluster.rng.getrandbits(62))) if cluster.faulty_disks else MemoryDisk()
         if isinstance(self.disk, FaultyDisk):
             self.disk.faults.latency_seconds_max = cluster.disk_seconds
         self.boots = 0
@@ -103,7 +103,7 @@ class Node:
         self.paused_at = -1.0  # when it was paused last
         self.failed_at = -1.0  # when a call of its disk failed last, in this process
         self.ended_at = -1.0  # when its process, which may still be there, gave itself up
-        self.work: ApartWork
+        self.work: SimWorkerWork
         self.forgotten = (0, 0.0)  # a lease that the store forgot before its time, and until when it may believe in it
 
     @property
@@ -132,12 +132,12 @@ class Node:
         self.boots += 1
         cluster = self.cluster
         self._access = self._open_disk()
-        self.metadata = FaultyMetadata(cluster.metadata, self.clock, cluster.dice)
-        self.objects = FaultyObjects(cluster.objects, self.clock, cluster.dice)
-        self.objects.apart = cluster.apart
+        self.metadata = FaultyMetadata(cluster.metadata, self.clock, cluster.rng)
+        self.objects = FaultyObjects(cluster.objects, self.clock, cluster.rng)
+        self.objects.worker_processes = cluster.worker_processes
         self.metadata.usual_seconds = cluster.store_seconds
         self.metadata.aim = self.objects.aim = self._aim
-        self.work = ApartWork(cluster.dice)
+        self.work = SimWorkerWork(cluster.rng)
         self.failed_at = self.ended_at = -1.0
         self.process = Process(f"broker {self.number}.{self.boots}")
         config = replace(
@@ -161,7 +161,7 @@ class Node:
         cluster = self.cluster
         broker = await Broker.start_on(
             config,
-            disk=cluster.wrap_disk(WatchedDisk(self._access, cluster.dice, self._aim, self._disk_failed)),
+            disk=cluster.wrap_disk(WatchedDisk(self._access, cluster.rng, self._aim, self._disk_failed)),
             metadata=self.metadata,
             clock=self.clock,
             work=self.work,
@@ -275,19 +275,19 @@ class Node:
         return broker.cluster is None or broker.cluster.may_serve()
 
 
-class ApartWork(SimWork):
+class SimWorkerWork(SimWork):
     """The worker process that makes and stores objects ends half-way, in the part `dies` of all cases."""
 
-    def __init__(self, dice: Random) -> None:
-        super().__init__(dice)
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
         self.dies = 0.0
 
-    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        if self.dies and self._dice.random() < self.dies:
-            if self._dice.random() < 0.5:
+    async def await_in_worker(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if self.dies and self._rng.random() < self.dies:
+            if self._rng.random() < 0.5:
                 await function()  # it was done, without an answer
             raise ProcessEnded("it was killed")
-        return await super().await_apart(function)
+        return await super().await_in_worker(function)
 
 
 class _Neighbours:
@@ -356,14 +356,14 @@ class Cluster:
         wal: WalConfig | None = None,
         faulty_disks: bool = False,
         step_seconds: float = 0.01,
-        apart: bool = False,
+        worker_processes: bool = False,
         disk_seconds: float = 0.0,
         store_seconds: float = 0.0,
     ) -> None:
         self.disk_seconds, self.store_seconds = disk_seconds, store_seconds  # what a call takes at most
-        self.apart = apart  # objects may be made and stored by another process
+        self.worker_processes = worker_processes  # objects may be made and stored by another process
         self.aims: Aims | None = None
-        self.dice = Random(seed)
+        self.rng = Random(seed)
         self.clock = SimClock()
         self.metadata = MemoryMetadataStore(self.clock)
         self.objects = MemoryObjectStore()

@@ -1,14 +1,14 @@
 """Several brokers in one process that only agree: they register, lead, claim topics and let them go, and store nothing.
 
-    town = Town()
-    a, b, c = await town.boot(1, 2, 3)
-    await town.create("/default/orders")
+    cluster = MemberCluster()
+    a, b, c = await cluster.boot(1, 2, 3)
+    await cluster.create("/default/orders")
     await asyncio.sleep(5)                  five seconds that cost nothing
     a.kill()                                kill -9: nothing of it ever runs again
     a.pause(); a.resume()                   SIGSTOP, SIGCONT
     a.store.cut = True                      a partition between this broker and the metadata store
 
-Whenever somebody claims a topic, the town checks that its last owner could not have been serving it any more; whenever
+On every claim of a topic the cluster checks that its last owner could not have been serving it any more; whenever
 a broker is drained for having been away, that a leader had declared its last session dead.
 """
 
@@ -65,11 +65,11 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Node:
+class MemberNode:
     """A broker without topics' contents; also the `Host` that its cluster calls."""
 
-    def __init__(self, town: Town, broker: int, *, home: str, join: bool) -> None:
-        self.town = town
+    def __init__(self, cluster: MemberCluster, broker: int, *, home: str, join: bool) -> None:
+        self.shared = cluster
         self.broker = BrokerId(broker)
         self.owned: dict[TopicName, int] = {}  # and the revision of the owner key
         self.lost_for: list[str] = []
@@ -81,7 +81,7 @@ class Node:
         self.move_seconds = 0.1
         self.home = home
         self.join = join
-        self.store = town.access(broker)
+        self.store = cluster.access(broker)
         self.process = Process(f"broker {broker}")
         self.cluster: ClusterNode
         self.entry: RegistrationDecision
@@ -101,12 +101,12 @@ class Node:
         self.cluster = ClusterNode(
             identity,
             store=self.store,
-            clock=self.town.clock,
-            work=self.town.work,
-            config=self.town.config,
-            ttl_seconds=self.town.ttl_seconds,
+            clock=self.shared.clock,
+            work=self.shared.work,
+            config=self.shared.config,
+            ttl_seconds=self.shared.ttl_seconds,
             join=self.join,
-            rejoins=self.town.rejoins,
+            rejoins=self.shared.rejoins,
         )
         self.entry = await self.cluster.register(self)
         for topic in await self._own_topics():
@@ -121,7 +121,7 @@ class Node:
                 return await self.cluster.own_topics()
 
     def kill(self) -> None:
-        self.town.nodes.remove(self)
+        self.shared.nodes.remove(self)
         self.process.kill()
 
     def pause(self) -> None:
@@ -138,7 +138,7 @@ class Node:
     async def _stop(self) -> None:
         await self.cluster.retire()
         for topic in list(self.owned):
-            await self.town.clock.sleep(self.move_seconds)
+            await self.shared.clock.sleep(self.move_seconds)
             await self._release(topic, Marker(reason="shutdown", from_broker=self.broker).as_ready())
         await self.cluster.stop()
 
@@ -157,7 +157,7 @@ class Node:
         marker_revision: int | None = None,
         owner_revision: int | None = None,
     ) -> None:
-        await self.town.clock.sleep(self.claim_seconds)
+        await self.shared.clock.sleep(self.claim_seconds)
         if self.claims_fail is not None:
             raise self.claims_fail
         if await self.store.get(keys.topic(topic)) is None:
@@ -171,7 +171,7 @@ class Node:
         await self._take(topic, revision, marker_revision)
 
     async def hand_over(self, topic: TopicName, marker: Marker) -> None:
-        await self.town.clock.sleep(self.move_seconds)
+        await self.shared.clock.sleep(self.move_seconds)
         if self.moves_fail is not None:
             raise self.moves_fail
         await self._release(topic, marker.as_ready())
@@ -185,7 +185,7 @@ class Node:
 
     def load_report(self) -> LoadReport:
         topics = [TopicLoad(topic_name=topic, age_seconds=self.topic_age) for topic in self.owned]
-        return LoadReport(broker_id=self.broker, timestamp=self.town.clock.time_us() // 1000, topics=topics)
+        return LoadReport(broker_id=self.broker, timestamp=self.shared.clock.time_us() // 1000, topics=topics)
 
     def owned_topics(self) -> Collection[TopicName]:
         return self.owned
@@ -234,11 +234,11 @@ class Node:
 
 
 class Watched(MemoryMetadataStore):
-    """Tells the town of every change, in the moment in which it is made."""
+    """Tells the cluster of every change, in the moment in which it is made."""
 
-    def __init__(self, clock: SimClock, town: Town) -> None:
+    def __init__(self, clock: SimClock, cluster: MemberCluster) -> None:
         super().__init__(clock)
-        self._town = town
+        self._cluster = cluster
 
     @property
     def keys(self) -> Collection[str]:
@@ -251,23 +251,23 @@ class Watched(MemoryMetadataStore):
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
         revision = await super().transact(compares, operations)
         if revision is not None:
-            self._town.notice(compares, operations)
+            self._cluster.notice(compares, operations)
         return revision
 
 
-class Town:
+class MemberCluster:
     """One metadata store and the brokers on it."""
 
     def __init__(self, *, seed: int = 0, ttl_seconds: float = TTL, config: LoadManagerConfig = FAIR) -> None:
-        self.dice = Random(seed)
+        self.rng = Random(seed)
         self.clock = SimClock()
-        self.work = SimWork(self.dice)
+        self.work = SimWork(self.rng)
         self.store = Watched(self.clock, self)
         self.config = config
         self.ttl_seconds = ttl_seconds
         self.rejoins = False  # rejoin: active
-        self.nodes: list[Node] = []
-        self.all_nodes: list[Node] = []
+        self.nodes: list[MemberNode] = []
+        self.all_nodes: list[MemberNode] = []
         self.claims: list[tuple[TopicName, BrokerId]] = []
         self.markers: list[tuple[TopicName, Marker | None]] = []  # every one that was ever put
         self._states: dict[BrokerId, BrokerState] = {}
@@ -275,18 +275,18 @@ class Town:
         self.stores: Callable[[FaultyMetadata], None] = lambda store: None  # what every new access is like
 
     def access(self, broker: int) -> FaultyMetadata:
-        store = FaultyMetadata(self.store, self.clock, Random(self.dice.random()))
+        store = FaultyMetadata(self.store, self.clock, Random(self.rng.random()))
         self.stores(store)
         return store
 
     # --- brokers ---
 
-    async def boot(self, *brokers: int, join: bool = False) -> list[Node]:
+    async def boot(self, *brokers: int, join: bool = False) -> list[MemberNode]:
         return [await self.boot_one(broker, join=join) for broker in brokers]
 
-    async def boot_one(self, broker: int, *, join: bool = False, home: str | None = None) -> Node:
+    async def boot_one(self, broker: int, *, join: bool = False, home: str | None = None) -> MemberNode:
         """A process for this broker; the same directory as before, unless it is said otherwise."""
-        node = Node(self, broker, home=home or f"disk of {broker}", join=join)
+        node = MemberNode(self, broker, home=home or f"disk of {broker}", join=join)
         self.nodes.append(node)
         self.all_nodes.append(node)
         try:
@@ -298,7 +298,7 @@ class Town:
         return node
 
     @property
-    def leaders(self) -> list[Node]:
+    def leaders(self) -> list[MemberNode]:
         return [node for node in self.nodes if node.cluster.leadership.leads]
 
     # --- topics ---
@@ -309,7 +309,7 @@ class Town:
             await self.store.transact([], [Put(keys.topic(topic), b"null"), Put(keys.unassigned(topic), b"null")])
         return topics
 
-    async def create_on(self, node: Node, *names: str) -> list[TopicName]:
+    async def create_on(self, node: MemberNode, *names: str) -> list[TopicName]:
         """Topics that this broker has from the start."""
         topics = [TopicName(name) for name in names]
         for topic in topics:
@@ -321,7 +321,7 @@ class Town:
         """Who serves it."""
         return [node.broker for node in self.nodes if topic in node.serving]
 
-    def host(self, topic: TopicName) -> Node:
+    def host(self, topic: TopicName) -> MemberNode:
         [node] = [node for node in self.nodes if topic in node.serving]
         return node
 
