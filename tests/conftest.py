@@ -19,6 +19,12 @@ hypothesis.settings.load_profile("untimed")
 os.environ["DANUBE_CONFIG_DIR"] = os.path.join(os.devnull, "danube")
 os.environ.pop("DANUBE_CONTEXT", None)
 
+# `make coverage` measures processes that run tests, not those that tests start: these live by deadlines, and what they
+# run is run in a test process, too.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for variable in [name for name in os.environ if name.startswith("COVERAGE_PROCESS_")]:
+        del os.environ[variable]
+
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:

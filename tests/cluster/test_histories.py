@@ -70,7 +70,9 @@ class History:
             self.disturb()
         await self.calm()
         deadline = now() + CALM_SECONDS
-        while not all(len(cluster.hosts(topic)) == 1 for topic in topics) or await cluster.store.list(keys.UNASSIGNED):
+        while not all(len(cluster.hosts(topic)) == 1 for topic in topics) or await cluster.metadata.list(
+            keys.UNASSIGNED
+        ):
             assert now() < deadline, self.report(topics)
             await asyncio.sleep(1.0)
         revisions = [revision for _, revision in cluster.leader_writes]
@@ -99,11 +101,11 @@ class History:
         elif what == "pause":
             node.pause() if node.process.held is None else node.resume()
         elif what == "cut":
-            node.store.cut = True
+            node.metadata.cut = True
         elif what == "slow":
-            node.store.delay_max_seconds = rng.choice([0.1, 1.0, 3.0])
+            node.metadata.delay_max_seconds = rng.choice([0.1, 1.0, 3.0])
         elif what == "lossy":
-            node.store.answers_lost = 0.2
+            node.metadata.answers_lost = 0.2
         elif what == "sick":
             node.moves_fail = NotServed("", "the object store is away")
             node.claims_fail = rng.choice([None, NotServed("", "the disk is full")])
@@ -171,9 +173,9 @@ class History:
 
 def heal(node: MemberNode) -> None:
     node.resume()
-    node.store.cut = False
-    node.store.delay_max_seconds = 0.0
-    node.store.answers_lost = 0.0
+    node.metadata.cut = False
+    node.metadata.delay_max_seconds = 0.0
+    node.metadata.answers_lost = 0.0
     node.moves_fail = node.claims_fail = None
     node.claim_seconds = 0.0
 
@@ -235,7 +237,7 @@ def test_a_claim_of_whatever_owner_there_is_now_is_found_out(monkeypatch: pytest
 
     async def take_over(self: MemberNode, topic: TopicName, marker: Marker, **revisions: int | None) -> None:
         await asyncio.sleep(self.shared.rng.random() * 4)
-        item = await self.store.get(keys.owner(topic))
+        item = await self.metadata.get(keys.owner(topic))
         await self._take(topic, item.revision if item else 0)
 
     monkeypatch.setattr(MemberNode, "take_over", take_over)

@@ -13,7 +13,7 @@ from tests.harness.member_cluster import ORDERS, TTL, MemberCluster, now, simula
 
 
 async def leader(cluster: MemberCluster) -> str | None:
-    item = await cluster.store.get(keys.LEADER)
+    item = await cluster.metadata.get(keys.LEADER)
     return item.value.decode() if item else None
 
 
@@ -66,7 +66,7 @@ async def test_a_leader_that_was_cut_off_steps_down_before_another_can_be_electe
     await cluster.boot(1, 2, 3)
     await asyncio.sleep(1.0)
     old = cluster.leaders[0]
-    old.store.cut = True
+    old.metadata.cut = True
     until = now() + 3 * TTL
     terms = set()
     while now() < until:
@@ -74,7 +74,7 @@ async def test_a_leader_that_was_cut_off_steps_down_before_another_can_be_electe
         terms |= {node.broker for node in cluster.leaders}
         await asyncio.sleep(0.05)
     assert len(terms) == 2
-    old.store.cut = False
+    old.metadata.cut = False
     await asyncio.sleep(TTL)
     assert len(cluster.leaders) == 1 and cluster.leaders[0] is not old
 
@@ -86,13 +86,13 @@ async def test_a_leader_that_was_paused_writes_nothing_when_it_wakes_up() -> Non
     await cluster.boot(1, 2, 3)
     await asyncio.sleep(1.0)
     old = cluster.leaders[0]
-    old.store.delay_max_seconds = 1.0
+    old.metadata.delay_max_seconds = 1.0
     await cluster.create(ORDERS)
     await asyncio.sleep(0.2)
     old.pause()
     await cluster.until(lambda: any(node is not old for node in cluster.leaders), 2 * TTL)
     await asyncio.sleep(1.0)
-    item = await cluster.store.get(keys.LEADER)
+    item = await cluster.metadata.get(keys.LEADER)
     assert item is not None
     before = len(cluster.leader_writes)
     old.resume()
@@ -135,7 +135,7 @@ async def test_drained_brokers_may_lead_so_that_there_is_always_somebody(reason:
 @simulated
 async def test_a_foreign_value_under_the_leader_key_is_left_alone() -> None:
     cluster = MemberCluster()
-    await cluster.store.transact([], [Put(keys.LEADER, b'"somebody"')])
+    await cluster.metadata.transact([], [Put(keys.LEADER, b'"somebody"')])
     await cluster.boot(1, 2)
     await asyncio.sleep(100.0)
     assert cluster.leaders == [] and await leader(cluster) == '"somebody"'

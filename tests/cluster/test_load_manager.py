@@ -46,7 +46,7 @@ async def test_new_topics_are_spread_evenly_and_quickly() -> None:
     topics = await cluster.create(*(f"/default/t{number}" for number in range(30)))
     await cluster.until(lambda: all(cluster.hosts(topic) for topic in topics), 1.0)
     assert [len(node.owned) for node in nodes] == [10, 10, 10]
-    assert await cluster.store.list(keys.UNASSIGNED) == []
+    assert await cluster.metadata.list(keys.UNASSIGNED) == []
 
 
 @simulated
@@ -70,9 +70,9 @@ async def test_a_target_that_cannot_open_a_topic_is_replaced_after_three_seconds
 @simulated
 async def test_a_topic_that_was_deleted_meanwhile_leaves_no_marker() -> None:
     cluster, *_ = await three()
-    await cluster.store.transact([], [Put(keys.unassigned(ORDERS), b"null")])  # and no topic
+    await cluster.metadata.transact([], [Put(keys.unassigned(ORDERS), b"null")])  # and no topic
     await asyncio.sleep(2.0)
-    assert await cluster.store.list(keys.UNASSIGNED) == []
+    assert await cluster.metadata.list(keys.UNASSIGNED) == []
 
 
 @simulated
@@ -80,7 +80,7 @@ async def test_nobody_is_told_to_claim_what_somebody_owns() -> None:
     """A marker of a new topic, in error, on a topic that is served."""
     cluster, a, *_ = await three()
     await cluster.create_on(a, ORDERS)
-    await cluster.store.transact([], [Put(keys.unassigned(ORDERS), b"null")])
+    await cluster.metadata.transact([], [Put(keys.unassigned(ORDERS), b"null")])
     await asyncio.sleep(60.0)
     assert cluster.hosts(ORDERS) == [1] and len(cluster.claims) == 1
 
@@ -90,11 +90,11 @@ async def test_nobody_is_told_to_claim_what_somebody_owns() -> None:
 async def test_a_foreign_value_under_a_marker_is_left_alone(value: bytes) -> None:
     cluster, a, *_ = await three()
     await cluster.create_on(a, ORDERS)
-    await cluster.store.transact([], [Put(keys.unassigned(ORDERS), value)])
+    await cluster.metadata.transact([], [Put(keys.unassigned(ORDERS), value)])
     await asyncio.sleep(10.0)
     with pytest.raises(MoveRefused, match="no marker"):
         await ask(a, a.cluster.requests.request_move(ORDERS))
-    item = await cluster.store.get(keys.unassigned(ORDERS))
+    item = await cluster.metadata.get(keys.unassigned(ORDERS))
     assert item is not None and item.value == value
     assert cluster.hosts(ORDERS) == [1]
 
@@ -112,8 +112,10 @@ async def test_the_topics_of_a_dead_broker_are_elsewhere_one_second_after_its_le
     await cluster.until(lambda: all(cluster.hosts(topic) for topic in topics), TTL + 2.0)
     assert now() - begun <= TTL + 1.0
     assert a.owned.keys() | {t for t in topics if t not in a.owned} == set(topics)
-    assert await cluster.store.list(keys.assignments(BrokerId(3))) != []  # its state alone
-    assert [keys.assignment_of(item.key) for item in await cluster.store.list(keys.assignments(BrokerId(3)))] == [None]
+    assert await cluster.metadata.list(keys.assignments(BrokerId(3))) != []  # its state alone
+    assert [keys.assignment_of(item.key) for item in await cluster.metadata.list(keys.assignments(BrokerId(3)))] == [
+        None
+    ]
 
 
 @simulated
@@ -134,7 +136,7 @@ async def test_a_crashed_topic_with_nobody_to_take_it_waits_for_somebody() -> No
 async def test_a_topic_created_to_wait_waits_for_the_broker_that_has_its_log() -> None:
     cluster, *_, c = await three()
     await cluster.create_on(c, ORDERS)
-    await cluster.store.transact([], [Put(keys.on_crash(ORDERS), b'"wait"')])
+    await cluster.metadata.transact([], [Put(keys.on_crash(ORDERS), b'"wait"')])
     c.kill()
     await asyncio.sleep(5 * TTL)
     marker = await cluster.marker(ORDERS)
@@ -155,10 +157,10 @@ async def test_a_broker_that_comes_back_while_its_topics_are_being_given_away_ge
     topics = await cluster.create_on(victim, *(f"/default/t{number}" for number in range(120)))
     await asyncio.sleep(2.0)
     victim.kill()
-    leader.store.delay_max_seconds = 2.0  # so that it is caught in the middle
-    await cluster.until(lambda: any(key.startswith(keys.UNASSIGNED) for key in cluster.store.keys), 2 * TTL)
+    leader.metadata.delay_max_seconds = 2.0  # so that it is caught in the middle
+    await cluster.until(lambda: any(key.startswith(keys.UNASSIGNED) for key in cluster.metadata.keys), 2 * TTL)
     leader.kill()
-    assert 0 < len(await cluster.store.list(keys.UNASSIGNED)) < 120
+    assert 0 < len(await cluster.metadata.list(keys.UNASSIGNED)) < 120
     back = await cluster.boot_one(victim.broker)
     assert back.entry.reason == "stale_restart" and back.owned == {}
     await cluster.until(lambda: all(cluster.hosts(topic) for topic in topics), 2 * TTL)
@@ -173,7 +175,7 @@ async def test_an_unload_asked_of_any_broker_moves_the_topic_elsewhere() -> None
     cluster, a, b, c = await three()
     await cluster.create_on(a, ORDERS)
     for asked in (a, b, c):
-        host = cluster.host(ORDERS)
+        host = cluster.sole_host(ORDERS)
         assert await ask(asked, asked.cluster.requests.unload(ORDERS)) == host.broker
         assert await ask(asked, asked.cluster.requests.hosted(ORDERS, timeout_seconds=5.0)) != host.broker
         assert cluster.host(ORDERS) is not host
@@ -220,7 +222,7 @@ async def test_a_move_that_its_owner_undid_is_told_and_forgotten_and_may_be_trie
     await ask(b, b.cluster.requests.unload(ORDERS))  # at once, in place of the failed marker
     await asyncio.sleep(1.0)
     assert cluster.hosts(ORDERS) != [1]
-    a, b = cluster.host(ORDERS), next(node for node in cluster.nodes if node is not cluster.host(ORDERS))
+    a, b = cluster.sole_host(ORDERS), next(node for node in cluster.nodes if node is not cluster.host(ORDERS))
     a.moves_fail = NotServed(ORDERS, "no")
     with pytest.raises(MoveFailed):
         await ask(b, b.cluster.requests.unload(ORDERS))
@@ -302,7 +304,7 @@ def test_the_leader_killed_between_marker_and_assignment_leaves_one_owner(seed: 
         others = [node for node in nodes if node is not leader]
         owned = await cluster.create_on(others[0], *(f"/default/o{number}" for number in range(5)))
         for node in nodes:
-            node.store.delay_max_seconds = 0.2
+            node.metadata.delay_max_seconds = 0.2
             node.move_seconds = rng.random()
         begun = await cluster.create(*(f"/default/n{number}" for number in range(5)))
         for topic in owned[:3]:
@@ -314,7 +316,7 @@ def test_the_leader_killed_between_marker_and_assignment_leaves_one_owner(seed: 
         await cluster.until(lambda: all(len(cluster.hosts(topic)) == 1 for topic in (*owned, *begun)), 30.0)
         await asyncio.sleep(30.0)
         assert all(len(cluster.hosts(topic)) == 1 for topic in (*owned, *begun))
-        assert await cluster.store.list(keys.UNASSIGNED) == []
+        assert await cluster.metadata.list(keys.UNASSIGNED) == []
         for topic in begun:
             # A new topic is claimed once. Again only if its first owner was the one that died.
             claimants = [broker for name, broker in cluster.claims if name == topic]
@@ -336,11 +338,11 @@ async def test_requests_that_cannot_be_done_are_refused_with_a_sentence_and_chan
     requests = a.cluster.requests
 
     async def refused(kind: type[Exception], request: Any, text: str) -> None:
-        before = await cluster.store.list("/")
+        before = await cluster.metadata.list("/")
         with pytest.raises(kind) as error:
             await ask(a, request)
         assert text in str(error.value)
-        assert [item for item in await cluster.store.list("/") if "load" not in item.key] == [
+        assert [item for item in await cluster.metadata.list("/") if "load" not in item.key] == [
             item for item in before if "load" not in item.key
         ]
 
@@ -363,7 +365,7 @@ async def test_requests_that_cannot_be_done_are_refused_with_a_sentence_and_chan
     await refused(MoveRefused, requests.request_move(ORDERS, to=BrokerId(1)), "hosts it already")
 
     ghost = TopicName("/default/homeless")
-    await cluster.store.transact([], [Put(keys.topic(ghost), b"null")])
+    await cluster.metadata.transact([], [Put(keys.topic(ghost), b"null")])
     await refused(MoveRefused, requests.request_move(ghost), "nobody hosts it just now")
 
     a.move_seconds = 3.0
@@ -633,7 +635,7 @@ async def test_automatic_rebalancing_keeps_a_history_and_its_limits_over_leaders
     assert len(a.owned) == 7
     cluster.leaders[0].pause()
     await asyncio.sleep(3 * TTL)
-    stored = [json.loads(item.value) for item in await cluster.store.list(keys.REBALANCING_HISTORY)]
+    stored = [json.loads(item.value) for item in await cluster.metadata.list(keys.REBALANCING_HISTORY)]
     assert len(stored) == 2
     assert stored[0].keys() >= {"topic", "from_broker", "to_broker", "reason", "timestamp"}
     assert sum(len(node.owned) for node in (b, c)) >= 2
@@ -644,16 +646,16 @@ async def test_load_reports_are_written_every_interval_and_go_with_their_broker(
     cluster, a, *_ = await three()
     await cluster.create_on(a, ORDERS)
     await asyncio.sleep(31.0)
-    item = await cluster.store.get(keys.load(BrokerId(1)))
+    item = await cluster.metadata.get(keys.load(BrokerId(1)))
     assert item is not None
     report = json.loads(item.value)
     assert [topic["topic_name"] for topic in report["topics"]] == [ORDERS]
     await asyncio.sleep(30.0)
-    again = await cluster.store.get(keys.load(BrokerId(1)))
+    again = await cluster.metadata.get(keys.load(BrokerId(1)))
     assert again is not None and json.loads(again.value)["timestamp"] - report["timestamp"] == 30_000
     a.kill()
     await asyncio.sleep(TTL)
-    assert await cluster.store.get(keys.load(BrokerId(1))) is None
+    assert await cluster.metadata.get(keys.load(BrokerId(1))) is None
 
 
 @simulated
@@ -661,18 +663,18 @@ async def test_topics_in_which_nothing_happens_are_reported_once_and_known_to_a_
     cluster, a, *_ = await three()
     await cluster.create_on(a, *(f"/default/t{number}" for number in range(50)))
     await asyncio.sleep(70.0)
-    first = await cluster.store.get(keys.quiet_load(BrokerId(1)))
+    first = await cluster.metadata.get(keys.quiet_load(BrokerId(1)))
     assert first is not None and len(json.loads(first.value)["topics"]) == 50
     await asyncio.sleep(600.0)
-    assert await cluster.store.get(keys.quiet_load(BrokerId(1))) == first, "it was not written again"
-    item = await cluster.store.get(keys.load(BrokerId(1)))
+    assert await cluster.metadata.get(keys.quiet_load(BrokerId(1))) == first, "it was not written again"
+    item = await cluster.metadata.get(keys.load(BrokerId(1)))
     assert item is not None and (json.loads(item.value)["topics"], len(item.value) < 300) == ([], True)
     [late] = await cluster.boot(4)
     await asyncio.sleep(1.0)
     assert len(late.cluster.view.reports[BrokerId(1)].topics) == 50
     a.kill()
     await asyncio.sleep(TTL + 1.0)
-    assert await cluster.store.list(keys.load(BrokerId(1))) == [], "it goes with its broker, too"
+    assert await cluster.metadata.list(keys.load(BrokerId(1))) == [], "it goes with its broker, too"
 
 
 @simulated
@@ -683,12 +685,12 @@ async def test_a_broker_that_lost_its_lease_reports_everything_anew() -> None:
     await cluster.create_on(a, *(f"/default/t{number}" for number in range(5)))
     await asyncio.sleep(70.0)
     lease = a.cluster.membership.lease.id
-    a.store.cut = True
+    a.metadata.cut = True
     await asyncio.sleep(2 * TTL)
-    a.store.cut = False
+    a.metadata.cut = False
     await asyncio.sleep(70.0)
     assert a.cluster.membership.lease.id != lease and len(a.owned) == 5
-    stored = await cluster.store.get(keys.quiet_load(BrokerId(1)))
+    stored = await cluster.metadata.get(keys.quiet_load(BrokerId(1)))
     assert stored is not None and len(json.loads(stored.value)["topics"]) == 5
     assert sorted(topic.topic_name for topic in a.cluster.view.reports[BrokerId(1)].topics) == sorted(a.owned)
 
@@ -705,7 +707,7 @@ async def test_events_that_never_arrive_cost_time_and_nothing_else(drop_every: i
     topics = await cluster.create(*(f"/default/t{number}" for number in range(20)))
     await cluster.until(lambda: all(len(cluster.hosts(topic)) == 1 for topic in topics), seconds)
     for topic in topics[:5]:
-        host = cluster.host(topic)
+        host = cluster.sole_host(topic)
         await ask(a, a.cluster.requests.request_move(topic))
         await cluster.until(lambda topic=topic, host=host: cluster.hosts(topic) not in ([], [host.broker]), seconds)  # type: ignore[misc]
     c.kill()
@@ -720,11 +722,11 @@ async def test_a_view_is_listed_again_every_thirty_seconds_and_after_a_cut() -> 
     [a] = await cluster.boot(1)
     await cluster.boot(2)
     await cluster.until(lambda: set(a.cluster.peers) == {1, 2}, 31.0)
-    a.store.drop_every = 0
-    a.store.cut = True
+    a.metadata.drop_every = 0
+    a.metadata.cut = True
     await asyncio.sleep(10.0)
     await cluster.boot(3)
-    a.store.cut = False
+    a.metadata.cut = False
     assert await cluster.until(lambda: set(a.cluster.peers) == {1, 2, 3}, 20.0) < 7.0
 
 
@@ -734,11 +736,11 @@ async def test_markers_keep_the_form_of_the_documents_in_the_store() -> None:
     await cluster.create_on(a, ORDERS)
     a.move_seconds = 5.0
     await ask(b, b.cluster.requests.request_move(ORDERS))
-    item = await cluster.store.get("/cluster/unassigned/default/orders")
+    item = await cluster.metadata.get("/cluster/unassigned/default/orders")
     assert item is not None
     stored = json.loads(item.value)
     assert (stored["reason"], stored["from_broker"]) == ("unload", 1)
-    await cluster.store.transact([], [Delete("/cluster/unassigned/default/orders")])
+    await cluster.metadata.transact([], [Delete("/cluster/unassigned/default/orders")])
     assert Marker.from_bytes(item.value) is not None
 
 
@@ -763,5 +765,5 @@ async def test_a_topic_that_a_lost_broker_does_not_have_any_more_is_not_given_aw
     await cluster.until(lambda: leader.cluster.host_of(topic) == a.broker, 5.0)
     manager = leader.cluster._load_manager
     assert await ask(leader, manager._abandon_some(b.broker, [topic]))
-    assert await cluster.store.get(keys.unassigned(topic)) is None
+    assert await cluster.metadata.get(keys.unassigned(topic)) is None
     assert cluster.hosts(topic) == [a.broker]

@@ -40,7 +40,7 @@ async def with_many(cluster: MemberCluster, node: MemberNode, count: int = MANY)
             for topic in topics[first : first + 50]
             for put in (Put(keys.topic(topic), b"null"), Put(keys.unassigned(topic), b"null"))
         ]
-        await cluster.store.transact([], puts)
+        await cluster.metadata.transact([], puts)
     await cluster.until(lambda: all(topic in node.owned for topic in topics), 30.0)
     return topics
 
@@ -126,15 +126,15 @@ async def test_a_refused_claim_reads_a_few_keys_and_not_the_whole_cluster() -> N
     await asyncio.sleep(1.0)
     [topic] = await cluster.create_on(a, "/default/owned")
     listed = []
-    real = cluster.store.list
+    real = cluster.metadata.list
 
     async def counted(prefix: str) -> list[object]:
         listed.append(prefix)
         return list(await real(prefix))
 
-    cluster.store.list = counted  # type: ignore[assignment]
+    cluster.metadata.list = counted  # type: ignore[assignment]
     marker = b'{"reason": "shutdown", "from_broker": 1, "ready": true, "to": 2}'
-    await cluster.store.transact([], [Put(keys.unassigned(topic), marker)])
+    await cluster.metadata.transact([], [Put(keys.unassigned(topic), marker)])
     await asyncio.sleep(2.0)
     assert cluster.hosts(topic) == [BrokerId(1)]
     assert b.owned == {}

@@ -17,12 +17,12 @@ from tests.harness.member_cluster import ORDERS, TTL, MemberCluster, MemberNode,
 
 
 async def registration(cluster: MemberCluster, broker: int) -> BrokerRegistration | None:
-    item = await cluster.store.get(keys.registration(BrokerId(broker)))
+    item = await cluster.metadata.get(keys.registration(BrokerId(broker)))
     return BrokerRegistration.from_bytes(item.value) if item else None
 
 
 async def crashes(cluster: MemberCluster, broker: int) -> int:
-    item = await cluster.store.get(keys.broker_state(BrokerId(broker)))
+    item = await cluster.metadata.get(keys.broker_state(BrokerId(broker)))
     state = BrokerState.from_bytes(item.value) if item else None
     assert state is not None
     return state.crashes
@@ -35,7 +35,7 @@ async def crashes(cluster: MemberCluster, broker: int) -> int:
 async def test_a_registration_says_where_the_broker_is_found() -> None:
     cluster = MemberCluster()
     [node] = await cluster.boot(7)
-    item = await cluster.store.get("/cluster/register/7")
+    item = await cluster.metadata.get("/cluster/register/7")
     assert item is not None
     stored = json.loads(item.value)
     assert stored["broker_url"] == "http://b7:6650" and stored["stream_url"] == "danube://b7:6651"
@@ -60,7 +60,7 @@ async def test_a_broker_may_serve_until_a_quarter_of_the_ttl_before_its_lease_ca
     [node] = await cluster.boot(1)
     until = node.cluster.membership.lease.serve_until
     assert until == 24.0
-    node.store.cut = True
+    node.metadata.cut = True
     await asyncio.sleep(until - now() - 0.001)
     assert node.cluster.may_serve()
     await asyncio.sleep(0.002)
@@ -72,11 +72,11 @@ async def test_a_broker_may_serve_until_a_quarter_of_the_ttl_before_its_lease_ca
 async def test_the_time_counts_from_when_a_renewal_was_sent_not_from_when_it_was_answered() -> None:
     cluster = MemberCluster()
     [node] = await cluster.boot(1)
-    node.store.delay_max_seconds = 4.0
+    node.metadata.delay_max_seconds = 4.0
     await asyncio.sleep(100.0)
-    node.store.cut = True
+    node.metadata.cut = True
     lease = node.cluster.membership.lease
-    left = cluster.store._leases[lease.id].deadline - lease.serve_until
+    left = cluster.metadata._leases[lease.id].deadline - lease.serve_until
     assert left >= TTL / 4  # the store got it later than it was sent
 
 
@@ -91,9 +91,9 @@ async def test_scenario_1_a_glitch_of_15_seconds_heals_by_itself(begins: float) 
     await cluster.create_on(c, ORDERS)
     await asyncio.sleep(begins)
     session = c.cluster.session
-    c.store.cut = True
+    c.metadata.cut = True
     await asyncio.sleep(15.0)
-    c.store.cut = False
+    c.metadata.cut = False
     await asyncio.sleep(60.0)
     assert c.cluster.session == session and c.lost_for == []
     assert cluster.hosts(ORDERS) == [3]
@@ -112,11 +112,11 @@ async def test_scenario_2_away_for_three_minutes_comes_back_drained(caplog: pyte
     await cluster.create_on(c, ORDERS)
     session = c.cluster.session
     begun = now()
-    c.store.cut = True  # T=0
+    c.metadata.cut = True  # T=0
     await cluster.until(lambda: cluster.hosts(ORDERS) in ([1], [2]), TTL + 1.0)  # T=33: others have its topics
     assert ORDERS in c.owned and ORDERS not in c.serving  # it knows nothing, and serves nothing
     await asyncio.sleep(begun + 180.0 - now())
-    c.store.cut = False  # T=180
+    c.metadata.cut = False  # T=180
     await asyncio.sleep(10.0)
     assert await cluster.state(3) == ("drained", "registration_expired")
     assert c.lost_for == ["registration_expired"] and c.owned == {}
@@ -138,9 +138,9 @@ async def test_a_broker_that_was_lost_twice_is_drained_twice() -> None:
     cluster = MemberCluster()
     a, _, c = await cluster.boot(1, 2, 3)
     for _ in range(2):
-        c.store.cut = True
+        c.metadata.cut = True
         await asyncio.sleep(2 * TTL)
-        c.store.cut = False
+        c.metadata.cut = False
         await asyncio.sleep(10.0)
         assert await cluster.state(3) == ("drained", "registration_expired")
         await a.process.call(a.cluster.requests.activate(BrokerId(3)))
@@ -222,7 +222,7 @@ async def test_scenario_4_after_a_restart_of_everything_each_has_its_own_topics_
     for broker in order:
         mode, found = await cluster.state(broker) or ("", "")
         assert mode == "active" and found in (reason, "full_cluster_restart")
-    assert {topic: cluster.host(topic).broker for topic in before} == before
+    assert {topic: cluster.sole_host(topic).broker for topic in before} == before
     assert len(cluster.claims) == 6
     said = any(record.getMessage().startswith("Full cluster restart detected") for record in caplog.records)
     assert said == (down > TTL)
@@ -254,7 +254,7 @@ async def three_without_a_store() -> tuple[MemberCluster, list[MemberNode]]:
     for node in nodes:
         await cluster.create_on(node, f"/default/of{node.broker}")
     for node in nodes:
-        node.store.cut = True
+        node.metadata.cut = True
     return cluster, nodes
 
 
@@ -265,7 +265,7 @@ async def test_when_the_store_was_away_for_everybody_all_go_on_where_they_were(h
     await asyncio.sleep(3600 * hours)
     assert all(node.serving == set() for node in nodes)
     for node in nodes:
-        node.store.cut = False
+        node.metadata.cut = False
     await asyncio.sleep(10.0)
     for node in nodes:
         assert node.serving == {f"/default/of{node.broker}"}
@@ -283,10 +283,10 @@ async def test_who_comes_back_a_little_later_than_the_others_has_lost_nothing_ei
     cluster, nodes = await three_without_a_store()
     await asyncio.sleep(3 * TTL)
     for node in nodes:
-        node.store.cut = node.broker == late
+        node.metadata.cut = node.broker == late
     await asyncio.sleep(TTL / 2)
     assert len(cluster.leaders) == 1
-    nodes[late - 1].store.cut = False
+    nodes[late - 1].metadata.cut = False
     await asyncio.sleep(10.0)
     for node in nodes:
         assert node.serving == {f"/default/of{node.broker}"}
@@ -300,11 +300,11 @@ async def test_who_does_not_come_back_when_the_store_does_is_declared_lost_a_lea
     nodes = await cluster.boot(1, 2, 3)
     await cluster.create_on(nodes[0], ORDERS)
     for node in nodes:
-        node.store.cut = True
+        node.metadata.cut = True
     await asyncio.sleep(3 * TTL)
     nodes[0].kill()
     for node in nodes[1:]:
-        node.store.cut = False
+        node.metadata.cut = False
     took = await cluster.until(lambda: cluster.hosts(ORDERS) != [1] and bool(cluster.hosts(ORDERS)), 3 * TTL)
     assert TTL <= took < TTL + 10.0
 
@@ -315,8 +315,8 @@ async def test_a_store_that_is_slow_or_loses_every_third_answer_drains_nobody() 
     nodes = await cluster.boot(1, 2, 3)
     await cluster.create_on(nodes[0], ORDERS)
     for node in nodes:
-        node.store.delay_max_seconds = 3.0
-        node.store.answers_lost = 0.3
+        node.metadata.delay_max_seconds = 3.0
+        node.metadata.answers_lost = 0.3
     await asyncio.sleep(2000.0)
     assert cluster.hosts(ORDERS) == [1]
     for node in nodes:
@@ -462,7 +462,7 @@ async def test_a_registration_that_somebody_deletes_is_noticed_and_made_again() 
     cluster = MemberCluster()
     _, _ = await cluster.boot(1, 2)
     await asyncio.sleep(1.0)
-    await cluster.store.transact([], [Delete(keys.registration(BrokerId(2)))])
+    await cluster.metadata.transact([], [Delete(keys.registration(BrokerId(2)))])
     await asyncio.sleep(TTL)
     assert await registration(cluster, 2) is not None
     # The leader saw it go, and declared it dead: whoever deletes registrations by hand drains brokers.
@@ -476,7 +476,7 @@ async def test_a_process_whose_id_somebody_else_took_stops() -> None:
     other = BrokerRegistration(
         broker_url="http://x:1", connect_url="", admin_addr="", prom_exporter="", stream_url="", session=5, home="x"
     )
-    await cluster.store.transact([], [Put(keys.registration(BrokerId(1)), other.to_bytes())])
+    await cluster.metadata.transact([], [Put(keys.registration(BrokerId(1)), other.to_bytes())])
     assert a.cluster.ended is not None
     with pytest.raises(NodeIdInUse):
         await a.process.wait(a.cluster.ended)

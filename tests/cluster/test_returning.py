@@ -27,7 +27,7 @@ async def reboot(cluster: MemberCluster, node: MemberNode, seconds: float = 2 * 
 
 def returns(cluster: MemberCluster, broker: int) -> tuple[BrokerMode, int] | None:
     """What it is, and how often it came back by itself."""
-    value = cluster.store.at(keys.broker_state(BrokerId(broker)))
+    value = cluster.metadata.at(keys.broker_state(BrokerId(broker)))
     state = BrokerState.from_bytes(value) if value else None
     return (state.mode, state.rejoins) if state else None
 
@@ -146,7 +146,7 @@ def test_an_operator_and_the_leader_at_the_same_moment_leave_one_of_the_two_stat
         await asyncio.sleep(5)
         three.kill()
         # Around the moment in which the leader sees that it is gone.
-        await cluster.until(lambda: keys.registration(BrokerId(3)) not in cluster.store.keys, 2 * TTL)
+        await cluster.until(lambda: keys.registration(BrokerId(3)) not in cluster.metadata.keys, 2 * TTL)
         await asyncio.sleep(cluster.rng.uniform(0.0, 0.4))
         refused = False
         try:
@@ -173,15 +173,15 @@ async def test_a_leader_that_was_not_told_of_an_active_broker_activates_nobody()
     [leader] = cluster.leaders
     assert leader is two
     for node in cluster.nodes:
-        node.store.drop_every = 1
+        node.metadata.drop_every = 1
     # 2 is drained for having been away, too, and active again before the leader hears of the second.
     key = keys.broker_state(BrokerId(2))
-    item = await cluster.store.get(key)
+    item = await cluster.metadata.get(key)
     state = BrokerState.from_bytes(item.value) if item else None
     assert state is not None
     gone = Put(key, state.drained("registration_expired").to_bytes())
-    revision = await cluster.store.transact([], [gone])
-    await cluster.store.transact([], [Put(key, state.to_bytes())])
+    revision = await cluster.metadata.transact([], [gone])
+    await cluster.metadata.transact([], [Put(key, state.to_bytes())])
     assert revision is not None
     two.cluster.view.notice([gone], revision)
     assert two.cluster.view.active() == []
@@ -204,9 +204,9 @@ async def test_a_lease_that_flaps_carries_topics_to_and_fro_seldom() -> None:
     begun, back = asyncio.get_running_loop().time(), []
     while asyncio.get_running_loop().time() - begun < 3600:
         times = (returns(cluster, 1) or (None, 0))[1]
-        one.store.cut = True
+        one.metadata.cut = True
         await asyncio.sleep(1.5 * TTL)
-        one.store.cut = False
+        one.metadata.cut = False
         await until_back(cluster, 1, times + 1)
         back.append(asyncio.get_running_loop().time())
     assert observer.process.alive
@@ -238,9 +238,9 @@ async def test_a_broker_that_is_not_home_stays_drained_and_says_why_once(caplog:
     one, two = await cluster.boot(1, 2)
     two.not_home = "a topic is not in the store yet"
     await asyncio.sleep(1)
-    two.store.cut = True
+    two.metadata.cut = True
     await asyncio.sleep(2 * TTL)
-    two.store.cut = False
+    two.metadata.cut = False
     await asyncio.sleep(3 * TTL)
     assert await cluster.state(2) == ("drained", "registration_expired")
     assert caplog.text.count("broker stays drained for now") == 1
@@ -270,9 +270,9 @@ async def test_a_broker_that_comes_back_by_itself_again_and_again_takes_longer_e
     _, two = await cluster.boot(1, 2)
     back: list[float] = []
     for times in range(1, 6):
-        two.store.cut = True
+        two.metadata.cut = True
         await asyncio.sleep(1.5 * TTL)
-        two.store.cut = False
+        two.metadata.cut = False
         await until_back(cluster, 2, times)
         back.append(asyncio.get_running_loop().time())
     pauses = [round(later - earlier) for earlier, later in itertools.pairwise(back)]

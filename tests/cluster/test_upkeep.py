@@ -40,7 +40,7 @@ class Counting(MemoryMetadataStore):
 
 def cluster_on(store: Counting) -> MemberCluster:
     cluster = MemberCluster()
-    cluster.store = store  # type: ignore[assignment]
+    cluster.metadata = store  # type: ignore[assignment]
     return cluster
 
 

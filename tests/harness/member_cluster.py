@@ -6,7 +6,7 @@
     await asyncio.sleep(5)                  five seconds that cost nothing
     a.kill()                                kill -9: nothing of it ever runs again
     a.pause(); a.resume()                   SIGSTOP, SIGCONT
-    a.store.cut = True                      a partition between this broker and the metadata store
+    a.metadata.cut = True                      a partition between this broker and the metadata store
 
 On every claim of a topic the cluster checks that its last owner could not have been serving it any more; whenever
 a broker is drained for having been away, that a leader had declared its last session dead.
@@ -33,6 +33,7 @@ from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, TopicUnknown, Unavailable, Unreachable
 from pydanube.ports import Compare, Delete, Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.testing.cluster_of import ClusterOf
 from pydanube.testing.faulty_metadata import FaultyMetadata
 from pydanube.testing.loop import Process, SimClock, SimLoop, SimWork
 
@@ -81,7 +82,7 @@ class MemberNode:
         self.move_seconds = 0.1
         self.home = home
         self.join = join
-        self.store = cluster.access(broker)
+        self.metadata = cluster.access(broker)
         self.process = Process(f"broker {broker}")
         self.cluster: ClusterNode
         self.entry: RegistrationDecision
@@ -100,7 +101,7 @@ class MemberNode:
         )
         self.cluster = ClusterNode(
             identity,
-            store=self.store,
+            store=self.metadata,
             clock=self.shared.clock,
             work=self.shared.work,
             config=self.shared.config,
@@ -111,7 +112,7 @@ class MemberNode:
         self.entry = await self.cluster.register(self)
         for topic in await self._own_topics():
             with contextlib.suppress(DanubeError):  # it is offered again
-                item = await self.store.get(keys.owner(topic))
+                item = await self.metadata.get(keys.owner(topic))
                 await self._take(topic, item.revision if item else 0)
         self.cluster.start(self)
 
@@ -143,6 +144,13 @@ class MemberNode:
         await self.cluster.stop()
 
     @property
+    def alive(self) -> bool:
+        return self.process.alive
+
+    def serves(self, name: TopicName) -> bool:
+        return name in self.serving
+
+    @property
     def serving(self) -> set[TopicName]:
         """What it would acknowledge publishes to."""
         return set(self.owned) if self.process.alive and self.cluster.may_serve() else set()
@@ -160,9 +168,9 @@ class MemberNode:
         await self.shared.clock.sleep(self.claim_seconds)
         if self.claims_fail is not None:
             raise self.claims_fail
-        if await self.store.get(keys.topic(topic)) is None:
+        if await self.metadata.get(keys.topic(topic)) is None:
             raise TopicUnknown(topic)
-        item = await self.store.get(keys.owner(topic))
+        item = await self.metadata.get(keys.owner(topic))
         owner = Owner.from_bytes(item.value) if item else None
         is_nobodys = owner is None or owner.released or owner.deleted
         if marker_revision is not None and not is_nobodys and marker.reason != BROKER_LOST:
@@ -193,13 +201,13 @@ class MemberNode:
     # --- ownership, as the real broker does it ---
 
     async def _take(self, topic: TopicName, owner_revision: int, marker_revision: int | None = None) -> None:
-        item = await self.store.get(keys.owner(topic))
+        item = await self.metadata.get(keys.owner(topic))
         before = Owner.from_bytes(item.value) if item else None
         owner = Owner(
             epoch=before.epoch + 1 if before else 1, session=self.cluster.session, broker_id=self.broker, start_offset=0
         )
         marker = [] if marker_revision is None else [Compare(keys.unassigned(topic), marker_revision)]
-        revision = await self.store.transact(
+        revision = await self.metadata.transact(
             [Compare(keys.owner(topic), owner_revision), self.cluster.registered, *marker],
             [
                 Put(keys.owner(topic), owner.to_bytes()),
@@ -215,11 +223,11 @@ class MemberNode:
         held = self.owned.pop(topic, -1)  # first it stops serving, then it lets go
         while True:
             with contextlib.suppress(Unreachable):
-                item = await self.store.get(keys.owner(topic))
+                item = await self.metadata.get(keys.owner(topic))
                 if item is None or item.revision != held:
                     break
                 owner = replace(Owner.from_bytes(item.value), released=True)
-                revision = await self.store.transact(
+                revision = await self.metadata.transact(
                     [Compare(keys.owner(topic), held)],
                     [
                         Put(keys.owner(topic), owner.to_bytes()),
@@ -255,18 +263,20 @@ class Watched(MemoryMetadataStore):
         return revision
 
 
-class MemberCluster:
+class MemberCluster(ClusterOf[MemberNode]):
     """One metadata store and the brokers on it."""
 
+    clock: SimClock
+    metadata: Watched
+
     def __init__(self, *, seed: int = 0, ttl_seconds: float = TTL, config: LoadManagerConfig = FAIR) -> None:
+        clock = SimClock()
+        super().__init__(clock, Watched(clock, self))
         self.rng = Random(seed)
-        self.clock = SimClock()
         self.work = SimWork(self.rng)
-        self.store = Watched(self.clock, self)
         self.config = config
         self.ttl_seconds = ttl_seconds
         self.rejoins = False  # rejoin: active
-        self.nodes: list[MemberNode] = []
         self.all_nodes: list[MemberNode] = []
         self.claims: list[tuple[TopicName, BrokerId]] = []
         self.markers: list[tuple[TopicName, Marker | None]] = []  # every one that was ever put
@@ -275,7 +285,7 @@ class MemberCluster:
         self.stores: Callable[[FaultyMetadata], None] = lambda store: None  # what every new access is like
 
     def access(self, broker: int) -> FaultyMetadata:
-        store = FaultyMetadata(self.store, self.clock, Random(self.rng.random()))
+        store = FaultyMetadata(self.metadata, self.clock, Random(self.rng.random()))
         self.stores(store)
         return store
 
@@ -306,14 +316,14 @@ class MemberCluster:
     async def create(self, *names: str) -> list[TopicName]:
         topics = [TopicName(name) for name in names]
         for topic in topics:
-            await self.store.transact([], [Put(keys.topic(topic), b"null"), Put(keys.unassigned(topic), b"null")])
+            await self.metadata.transact([], [Put(keys.topic(topic), b"null"), Put(keys.unassigned(topic), b"null")])
         return topics
 
     async def create_on(self, node: MemberNode, *names: str) -> list[TopicName]:
         """Topics that this broker has from the start."""
         topics = [TopicName(name) for name in names]
         for topic in topics:
-            await self.store.transact([], [Put(keys.topic(topic), b"null")])
+            await self.metadata.transact([], [Put(keys.topic(topic), b"null")])
             await node.process.call(node._take(topic, 0))
         return topics
 
@@ -321,26 +331,10 @@ class MemberCluster:
         """Who serves it."""
         return [node.broker for node in self.nodes if topic in node.serving]
 
-    def host(self, topic: TopicName) -> MemberNode:
-        [node] = [node for node in self.nodes if topic in node.serving]
-        return node
-
-    async def marker(self, topic: TopicName) -> Marker | None:
-        item = await self.store.get(keys.unassigned(topic))
-        return Marker.from_bytes(item.value) if item else None
-
     async def state(self, broker: int) -> tuple[str, str] | None:
-        item = await self.store.get(keys.broker_state(BrokerId(broker)))
+        item = await self.metadata.get(keys.broker_state(BrokerId(broker)))
         state = BrokerState.from_bytes(item.value) if item else None
         return (state.mode.value, state.reason) if state else None
-
-    async def until(self, true: Callable[[], bool], seconds: float) -> float:
-        """Waits for something that is to happen; returns how long it took."""
-        begun = now()
-        while not true():
-            assert now() - begun < seconds, f"not so after {seconds} s"
-            await asyncio.sleep(0.01)
-        return now() - begun
 
     # --- what must always be so ---
 
@@ -375,7 +369,7 @@ class MemberCluster:
             return
         if before is None or before.session == state.session or before.reason == state.reason:
             return  # it was so before
-        item = self.store.at(keys.lost(broker))
+        item = self.metadata.at(keys.lost(broker))
         lost = BrokerLoss.from_bytes(item) if item else None
         if lost is None or lost.session != before.session:
             self.complain(f"{now()}: broker {broker} is drained, and nobody declared it dead")

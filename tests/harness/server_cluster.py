@@ -8,7 +8,6 @@ async def test_something(cluster: ServerCluster) -> None:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -36,6 +35,7 @@ from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.stores.work.memory import MemoryWork
 from pydanube.stores.work.memory_clock import LoopClock
+from pydanube.testing.cluster_of import ClusterOf
 from pydanube.testing.ports import free_ports
 from tests.harness.servers import Calls
 from tests.support import run
@@ -63,10 +63,15 @@ class Bucket(MemoryObjectStore):
 class ServerNode:
     """A broker with its servers, and a client of them."""
 
+    alive = True
+
     def __init__(self, broker: Broker, servers: BrokerServers, calls: Calls) -> None:
         self.broker = broker
         self.servers = servers
         self.calls = calls
+
+    def serves(self, name: TopicName) -> bool:
+        return self.broker.topics.get(name) is not None
 
     @property
     def id(self) -> int:
@@ -78,7 +83,7 @@ class ServerNode:
         return self.broker.cluster
 
 
-class ServerCluster:
+class ServerCluster(ClusterOf[ServerNode]):
     """The nodes are numbered from 1."""
 
     def __init__(
@@ -88,17 +93,13 @@ class ServerCluster:
         upload_seconds: float = 0.2,
         **load_manager: Any,
     ) -> None:
+        clock = LoopClock()
+        super().__init__(clock, MemoryMetadataStore(clock))
         self._stack = stack
         self._upload_seconds = upload_seconds
         self._proxies = proxies
         self._load_manager = load_manager
-        self.clock = LoopClock()
-        self.metadata = MemoryMetadataStore(self.clock)
         self.objects = Bucket()
-        self.nodes: list[ServerNode] = []
-
-    def node(self, number: int) -> ServerNode:
-        return self.nodes[number - 1]
 
     def calls(self, number: int) -> Calls:
         return self.node(number).calls
@@ -148,10 +149,8 @@ class ServerCluster:
             self._stack.push_async_callback(channel.close)
         self.nodes.append(ServerNode(broker, servers, Calls(broker, servers, *channels)))
 
-    async def until(self, true: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
-        async with asyncio.timeout(seconds):
-            while not true():  # noqa: ASYNC110  # what is waited for belongs to brokers, which tell nobody
-                await asyncio.sleep(0.01)
+    async def until(self, true: Callable[[], bool], seconds: float = WAIT_SECONDS) -> float:
+        return await super().until(true, seconds)
 
     async def create(self, name: str, *, on: int, reliable: bool = True) -> TopicName:
         """Makes the topic and has node `on` serve it, as every node knows."""
@@ -184,9 +183,6 @@ class ServerCluster:
             await self.metadata.transact([], [Put(key, stored.drained(reason).to_bytes())])
         gone = {self.node(number).id for number in numbers}
         await self.until(lambda: not any(gone & {*node.cluster.view.active()} for node in self.nodes))
-
-    def host(self, topic: TopicName) -> ServerNode | None:
-        return next((node for node in self.nodes if node.broker.topics.get(topic) is not None), None)
 
 
 @contextlib.asynccontextmanager

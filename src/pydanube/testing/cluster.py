@@ -37,7 +37,6 @@ from pydanube.client.client import Client
 from pydanube.config import BrokerConfig, ClusterConfig, Config, DispatchConfig, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
 from pydanube.core.dispatch.lag import Heartbeat
-from pydanube.core.history.ownership import Owner
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.policies import Delivery
@@ -50,6 +49,7 @@ from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.testing.cluster_aims import Aims, Shot
 from pydanube.testing.cluster_disk import WatchedDisk
+from pydanube.testing.cluster_of import ClusterOf
 from pydanube.testing.disk_faults import Faults
 from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.faulty_metadata import FaultyMetadata
@@ -340,8 +340,10 @@ class _Neighbours:
             raise Unreachable(f"broker {owner}", "its answer was lost")
 
 
-class Cluster:
+class Cluster(ClusterOf[Node]):
     """To be made inside a running SimLoop."""
+
+    clock: SimClock
 
     def __init__(
         self,
@@ -363,17 +365,15 @@ class Cluster:
         self.disk_seconds, self.store_seconds = disk_seconds, store_seconds  # what a call takes at most
         self.worker_processes = worker_processes  # objects may be made and stored by another process
         self.aims: Aims | None = None
+        clock = SimClock()
+        super().__init__(clock, MemoryMetadataStore(clock), step_seconds=step_seconds)
         self.rng = Random(seed)
-        self.clock = SimClock()
-        self.metadata = MemoryMetadataStore(self.clock)
         self.objects = MemoryObjectStore()
         self.wal = wal
         self.faulty_disks = faulty_disks
-        self._step_seconds = step_seconds  # how often `until` looks
         self.wrap_disk: Callable[[Disk], Disk] = lambda disk: disk  # stands between the log and its disk
         self.make_server: Callable[[Broker], NativeServer] = NativeServer  # of the native protocol
         self.wires = Wires(Random(seed ^ 0x3153))
-        self.nodes: list[Node] = []
         self.config = Config(
             mode="cluster",
             cluster=ClusterConfig(cluster_name="simulated", ttl_seconds=ttl_seconds, etcd=("memory:0",)),
@@ -388,21 +388,6 @@ class Cluster:
         await asyncio.gather(*(node.boot() for node in self.nodes))
         await self.until(lambda: any(node.broker.cluster.leader for node in self.nodes))  # type: ignore[union-attr]
         return self
-
-    def node(self, number: int) -> Node:
-        return self.nodes[number - 1]
-
-    @property
-    def living(self) -> list[Node]:
-        return [node for node in self.nodes if node.alive]
-
-    async def until(self, true: Callable[[], bool], seconds: float = 60.0) -> float:
-        """Waits until it is true; returns how long that took. Fails after `seconds`."""
-        began = self.clock.elapsed()
-        while not true():
-            assert self.clock.elapsed() - began < seconds, "it did not become true in time"
-            await asyncio.sleep(self._step_seconds)
-        return self.clock.elapsed() - began
 
     # --- topics ---------------------------------------------------------------------------------------------
 
@@ -419,21 +404,9 @@ class Cluster:
             await self.until(lambda: self.host(topic) is self.node(on))
         return topic
 
-    def host(self, topic: TopicName) -> Node | None:
-        """Who serves it; there must not be two that may."""
-        serving = [node for node in self.living if node.serves(topic)]
-        assert len(serving) <= 1, f"{topic} is served by {[node.number for node in serving]}"
-        return serving[0] if serving else None
-
-    def any_host(self, topic: TopicName) -> Node | None:
-        """One that serves it, if there are two, too."""
-        return next((node for node in self.living if node.serves(topic)), None)
-
     async def served(self, topic: TopicName, seconds: float = 60.0) -> Topic:
         await self.until(lambda: self.host(topic) is not None, seconds)
-        node = self.host(topic)
-        assert node is not None
-        found = node.topic(topic)
+        found = self.sole_host(topic).topic(topic)
         assert found is not None and found.reliable
         return found
 
@@ -443,15 +416,6 @@ class Cluster:
         assert node.broker is not None and node.broker.cluster is not None
         target = self.node(to).broker_id if to is not None else None
         await node.call(node.broker.cluster.requests.unload(topic, target))
-
-    async def owner(self, topic: TopicName) -> Owner:
-        item = await self.metadata.get(keys.owner(topic))
-        assert item is not None
-        return Owner.from_bytes(item.value)
-
-    async def value(self, key: str) -> Any:
-        item = await self.metadata.get(key)
-        return json.loads(item.value) if item else None
 
     async def descriptors(self, topic: TopicName) -> list[tuple[int, int]]:
         items = await self.metadata.list(keys.storage_objects(topic))
