@@ -11,10 +11,10 @@ from random import Random
 from typing import Final, NamedTuple
 
 from pydanube.testing.history import Fault
+from tools.chaos.cluster import ChaosCluster
 from tools.chaos.net import SIDES, Side
 from tools.chaos.processes import Broker, EtcdMember
 from tools.chaos.recorder import Recorder
-from tools.chaos.site import Site
 
 SHORT_SECONDS: Final = 1.0
 
@@ -22,7 +22,7 @@ SHORT_SECONDS: Final = 1.0
 class FaultContext(NamedTuple):
     """Where and when a fault happens."""
 
-    site: Site
+    cluster: ChaosCluster
     recorder: Recorder
     rng: Random
     victim: Broker
@@ -30,7 +30,7 @@ class FaultContext(NamedTuple):
     @property
     def long(self) -> float:
         """Until the others have noticed, and some more."""
-        return self.site.ttl + self.rng.uniform(2.0, 5.0)
+        return self.cluster.ttl + self.rng.uniform(2.0, 5.0)
 
 
 class Kind(NamedTuple):
@@ -47,10 +47,10 @@ async def broker_kill(context: FaultContext) -> None:
 
 
 async def brokers_kill(context: FaultContext) -> None:
-    for broker in context.site.brokers:
+    for broker in context.cluster.brokers:
         broker.kill()
     await asyncio.sleep(context.rng.choice((SHORT_SECONDS, context.long)))
-    for broker in context.site.brokers:
+    for broker in context.cluster.brokers:
         broker.start()
         await asyncio.sleep(context.rng.uniform(0.0, SHORT_SECONDS))
 
@@ -69,30 +69,30 @@ async def broker_restart(context: FaultContext) -> None:
 
 async def rolling_reboot(context: FaultContext) -> None:
     """No operator activates a broker during it: one that is back is drained while others serve, or rejoins."""
-    site = context.site
-    for broker in site.brokers:
+    cluster = context.cluster
+    for broker in cluster.brokers:
         await broker.stop()
         await asyncio.sleep(context.long)
         broker.start()
-        await site.until_ready(broker)
-        if site.rejoin == "active":
-            await site.until_active([broker])
-    await site.until_active(site.brokers)
-    await site.until_served(context.recorder, site.brokers)
+        await cluster.until_ready(broker)
+        if cluster.rejoin == "active":
+            await cluster.until_active([broker])
+    await cluster.until_active(cluster.brokers)
+    await cluster.until_served(context.recorder, cluster.brokers)
 
 
 async def last_active(context: FaultContext) -> None:
     """The others are drained, for they were away (or have just rejoined); then the one that serves dies."""
-    others = [broker for broker in context.site.brokers if broker is not context.victim]
+    others = [broker for broker in context.cluster.brokers if broker is not context.victim]
     for broker in others:
         broker.kill()
     await asyncio.sleep(context.long)
     for broker in others:
         broker.start()
-        await context.site.until_ready(broker)
+        await context.cluster.until_ready(broker)
     context.victim.kill()
-    await context.site.until_active(others)
-    await context.site.until_served(context.recorder, others)
+    await context.cluster.until_active(others)
+    await context.cluster.until_served(context.recorder, others)
     context.victim.start()
 
 
@@ -103,10 +103,10 @@ async def nothing(context: FaultContext) -> None:
 def cut(*sides: Side) -> Callable[[FaultContext], Awaitable[None]]:
     async def run(context: FaultContext) -> None:
         for side in sides:
-            context.site.network.cut(side, context.victim.number)
+            context.cluster.network.cut(side, context.victim.number)
         await asyncio.sleep(context.long)
         for side in sides:
-            context.site.network.mend(side, context.victim.number)
+            context.cluster.network.mend(side, context.victim.number)
 
     return run
 
@@ -120,23 +120,23 @@ async def _etcd(context: FaultContext, victims: list[EtcdMember], seconds: float
 
 
 async def etcd_member(context: FaultContext) -> None:
-    followers = [member for member in context.site.etcd if not await member.leads()]
+    followers = [member for member in context.cluster.etcd if not await member.leads()]
     await _etcd(context, [context.rng.choice(followers)], context.long)
 
 
 async def etcd_leader(context: FaultContext) -> None:
-    leaders = [member for member in context.site.etcd if await member.leads()]
-    await _etcd(context, leaders[:1] or [context.site.etcd[0]], context.long)
+    leaders = [member for member in context.cluster.etcd if await member.leads()]
+    await _etcd(context, leaders[:1] or [context.cluster.etcd[0]], context.long)
 
 
 async def etcd_majority(context: FaultContext) -> None:
-    await _etcd(context, context.rng.sample(context.site.etcd, 2), context.rng.choice((SHORT_SECONDS, context.long)))
+    await _etcd(context, context.rng.sample(context.cluster.etcd, 2), context.rng.choice((SHORT_SECONDS, context.long)))
 
 
 async def objects_kill(context: FaultContext) -> None:
-    context.site.objects.kill()
+    context.cluster.objects.kill()
     await asyncio.sleep(context.long)
-    context.site.objects.start()
+    context.cluster.objects.start()
 
 
 async def disk_full(context: FaultContext) -> None:
