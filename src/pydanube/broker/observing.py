@@ -72,11 +72,11 @@ class Connected(NamedTuple):
 
 
 class Observer:
-    """`room` asks the system how full the disk is."""
+    """`disk_space` asks the system how full the disk is."""
 
-    def __init__(self, broker: Broker, room: Callable[[], DiskSpace] | None = None) -> None:
+    def __init__(self, broker: Broker, disk_space: Callable[[], DiskSpace] | None = None) -> None:
         self._broker = broker
-        self._room = room
+        self._disk_space = disk_space
         self.watch = BrokerWatch()
         self.numbers = BrokerNumbers()
         self.lag_messages = 0
@@ -102,13 +102,13 @@ class Observer:
         clock = self._broker.clock
         now, now_us = clock.elapsed(), clock.time_us()
         self._looks += 1
-        room = await self._broker.run(self._room) if self._room is not None else None
+        disk_space = await self._broker.run(self._disk_space) if self._disk_space is not None else None
         subscriptions, lag = await self._subscriptions(now, now_us)
         await self._look_up()
         await self._tell_metrics(now, now_us)
         await self._count_rates(now)
         self.lag_messages = lag
-        self.numbers = self._numbers(room, await self._publishes())
+        self.numbers = self._numbers(disk_space, await self._publishes())
         for _ in self.watch.look_in_steps(now, now_us // 1000, self.numbers, subscriptions, STEP):
             await asyncio.sleep(0)
 
@@ -225,7 +225,7 @@ class Observer:
                 counts[place] += each
         return LatencyBuckets(bounds, tuple(counts[place] for place in range(len(bounds) + 1))) if bounds else None
 
-    def _numbers(self, room: DiskSpace | None, publishes: LatencyBuckets | None) -> BrokerNumbers:
+    def _numbers(self, disk_space: DiskSpace | None, publishes: LatencyBuckets | None) -> BrokerNumbers:
         broker, telemetry = self._broker, self._broker.telemetry
         cluster: ClusterNow | None = telemetry.cluster() if telemetry.cluster is not None else None
         waiting = telemetry.waiting() if telemetry.waiting is not None else None
@@ -238,8 +238,8 @@ class Observer:
             orphans=self.orphans,
             log_size_bytes=telemetry.wal.size_bytes() if telemetry.wal.size_bytes is not None else None,
             log_limit_bytes=telemetry.wal.bytes_max,
-            disk_free_bytes=room.free_bytes if room is not None else None,
-            disk_used_bytes=room.used_bytes if room is not None else None,
+            disk_free_bytes=disk_space.free_bytes if disk_space is not None else None,
+            disk_used_bytes=disk_space.used_bytes if disk_space is not None else None,
             upload_lag_seconds=waiting[2] if waiting is not None else None,
             object_errors=telemetry.cloud.errors.value,
             metadata_size_bytes=telemetry.members.metadata_size_bytes,

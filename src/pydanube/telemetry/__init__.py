@@ -83,7 +83,7 @@ class Sources:
     dispatch: Callable[[], DispatchNow] | None = None
     unopened: Callable[[], int] | None = None  # topics that could not be opened
     crashes: Callable[[], int] | None = None  # starts without an orderly stop before, of a broker that is alone
-    room: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
+    disk_space: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
     # Topics with something to upload, how many offsets, and since how many seconds; None: there is no cloud tier.
     waiting: Callable[[], tuple[int, int, float]] | None = None
 
@@ -108,7 +108,7 @@ class Telemetry:
         self.dispatch: Callable[[], DispatchNow] | None = None
         self.unopened: Callable[[], int] | None = None  # topics that could not be opened
         self.crashes: Callable[[], int] | None = None
-        self.room: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
+        self.disk_space: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
         self.waiting: Callable[[], tuple[int, int, float]] | None = None  # for the object store
         self._topics: dict[str, TopicMetrics] = {}
         self._subscriptions: dict[tuple[str, str], SubscriptionMetrics] = {}
@@ -119,7 +119,7 @@ class Telemetry:
         self.registry.register(self)
         self._process = ProcessCollector(registry=None)
 
-    def tell_of(self, sources: Sources) -> None:
+    def set_sources(self, sources: Sources) -> None:
         """The broker is made: from now on it is asked at each scrape."""
         self.broker = sources.broker
         self.about = dict(sources.about)
@@ -127,7 +127,7 @@ class Telemetry:
         self.dispatch = sources.dispatch
         self.unopened = sources.unopened
         self.crashes = sources.crashes
-        self.room = sources.room
+        self.disk_space = sources.disk_space
         self.waiting = sources.waiting
 
     def topic(self, topic: str, producers: Callable[[], int] | None = None) -> TopicMetrics:
@@ -203,7 +203,7 @@ class Telemetry:
                 self.dispatch() if self.dispatch is not None else None,
                 self.crashes() if self.crashes is not None else None,
             ),
-            room=self.room,
+            disk_space=self.disk_space,
             process=self._process,
         )
 

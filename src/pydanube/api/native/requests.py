@@ -147,7 +147,7 @@ class NativeRequests:
             reliable = await overview.delivery(found[0]) is Delivery.RELIABLE
             return {"topic_info": pb.TopicInfo(topic=name, reliable=reliable, partitions=len(found))}
         live = await overview.live(name)
-        described, policy = await overview.describe(name), await read_policy(self._broker.topics.rooms.metadata, name)
+        described, policy = await overview.describe(name), await read_policy(self._broker.topics.context.metadata, name)
         topic, reliable = self._broker.topics.get(name), described.delivery is Delivery.RELIABLE
         info = pb.TopicInfo(
             topic=name,
@@ -191,7 +191,7 @@ class NativeRequests:
         topic = await self._operations.reliable(TopicName(command.flush_log.topic))
         head = topic.head
         first_on_disk = await topic.flush_log()
-        stored = await read_subscriptions(self._broker.topics.rooms.metadata, topic.name)
+        stored = await read_subscriptions(self._broker.topics.context.metadata, topic.name)
         letters = {each.config.policy.dead_letter_topic for each in stored if each.config.policy is not None}
         flushed = pb.LogFlushed(
             head=head,
