@@ -117,13 +117,17 @@ class InvalidBatch(Refused):
     what: str
 
 
-@says("{key} = {value!r} is not allowed: {allowed}")
+@says()
 class ConfigError(Refused):
-    """`key` is the setting, `value` what was given, `allowed` what may be given."""
+    """`key` is the setting, `value` what was given or None, `allowed` what may be given."""
 
     key: str
     value: object
     allowed: str
+
+    def __str__(self) -> str:
+        given = "is not given" if self.value is None else f"= {self.value!r} is not allowed"
+        return f"{self.key} {given}: {self.allowed}"
 
 
 @says("offset {offset} of {topic} is not kept: offsets {first} up to {end} are")
