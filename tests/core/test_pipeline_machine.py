@@ -304,7 +304,7 @@ def test_a_claim_that_the_broker_no_longer_knows_kills_the_run() -> None:
 
 def test_no_more_runs_at_once_than_allowed_and_those_that_wait_longest_come_first() -> None:
     world = World(*(declared(f"p{n}", every="1h") for n in range(5)), runs_max=2).begin()
-    seen = []
+    seen: list[str] = []
     while len(seen) < 5:
         assert len(world.children) <= 2
         name = min(world.children)

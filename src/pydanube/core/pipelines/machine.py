@@ -435,5 +435,14 @@ def pause_seconds(failures: int, outcome: Outcome) -> float:
 
 
 def _news(status: PipelineStatus) -> PipelineStatus:
-    """What is to be told at once: all but how far a run has come."""
-    return replace(status, fresh_us=None, behind_messages=None, messages=None, quarantined=None, quarantined_total=0)
+    """What is to be told at once: all but how far a run has come, once it is known at all."""
+    numbers = (status.fresh_us, status.behind_messages, status.messages, status.quarantined)
+    fresh, behind, messages, quarantined = (None if each is None else 0 for each in numbers)
+    return replace(
+        status,
+        fresh_us=fresh,
+        behind_messages=behind,
+        messages=messages,
+        quarantined=quarantined,
+        quarantined_total=0,
+    )
