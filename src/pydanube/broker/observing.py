@@ -24,9 +24,11 @@ from pydanube.broker.volatile_topic import VolatileSubscription
 from pydanube.core.cluster.conditions import (
     BrokerNumbers,
     BrokerWatch,
+    Condition,
     LatencyBuckets,
     OrphanedRanges,
     SubscriptionNumbers,
+    order,
 )
 from pydanube.core.dispatch.behind import CatchUp, LagCourse, Trend
 from pydanube.core.dispatch.lag import Standing
@@ -102,6 +104,7 @@ class Observer:
         clock = self._broker.clock
         now, now_us = clock.elapsed(), clock.time_us()
         self._looks += 1
+        await self._look_at_pipelines()
         disk_space = await self._broker.run(self._disk_space) if self._disk_space is not None else None
         subscriptions = await self._subscriptions(now, now_us)
         await self._look_up()
@@ -110,6 +113,18 @@ class Observer:
         self.numbers = self._numbers(disk_space, await self._publishes())
         for _ in self.watch.look_in_steps(now, now_us // 1000, self.numbers, subscriptions, STEP):
             await asyncio.sleep(0)
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """Of this broker, and of pipelines if it leads; as of the last look."""
+        return order([*self.watch.conditions, *self._broker.pipelines.watch.conditions])
+
+    async def _look_at_pipelines(self) -> None:
+        cluster = self._broker.cluster
+        try:
+            await self._broker.pipelines.look(cluster is None or cluster.leader == self._broker.broker_id)
+        except DanubeError as error:
+            log.warning("pipelines not looked at", extra={"why": str(error)})
 
     # --- subscriptions --------------------------------------------------------------------------------
 
