@@ -157,7 +157,7 @@ async def consume(
         if options.once and not info.reliable:
             raise nothing_kept(options.topic)
         # A window of `count` takes no messages from other consumers.
-        window = {"window_messages": min(options.count, WINDOW_MESSAGES)} if options.count else {}
+        window = min(options.count, WINDOW_MESSAGES) if options.count else None
         async with client.consumer(
             options.topic,
             subscription=options.subscription,
@@ -165,7 +165,7 @@ async def consume(
             type=options.sub_type,
             start=options.start,
             key_filters=options.key_filters,
-            **window,
+            window_messages=window,
         ) as consumer:
             parts = options.topic.partition_names(info.partitions) if info.partitions else [options.topic]
             note(f"subscribed to {', '.join(parts)} as {options.subscription}")
