@@ -106,4 +106,4 @@ def test_what_the_blocking_client_lacks_is_said() -> None:
         "requests",
         "swap_objects",
     }  # requests are for programs with async; all others but the first two are our own tools'
-    assert "Not there: `describe_storage`" in PAGE
+    assert "Not there: `requests`" in PAGE
