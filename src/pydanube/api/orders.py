@@ -44,6 +44,7 @@ NATIVE: Final = {
     "delete_topic": "DeleteTopic",
     "unsubscribe": "Unsubscribe",
     "seek": "SeekSubscription",
+    "change_failure_policy": "ChangeFailurePolicy",
 }
 
 NOTED: Final = "NoteOrder"  # names what was done by producing and consuming, as a call

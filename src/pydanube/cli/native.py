@@ -162,7 +162,7 @@ async def consume(
         if options.once and options.start == "latest":
             await _note_if_new(client, options, parts, note)
         # A window of `count` takes no messages from other consumers.
-        window = {"window_messages": min(options.count, WINDOW_MESSAGES)} if options.count else {}
+        window = min(options.count, WINDOW_MESSAGES) if options.count else None
         async with client.consumer(
             options.topic,
             subscription=options.subscription,
@@ -170,7 +170,7 @@ async def consume(
             type=options.sub_type,
             start=options.start,
             key_filters=options.key_filters,
-            **window,
+            window_messages=window,
         ) as consumer:
             note(f"subscribed to {', '.join(parts)} as {options.subscription}")
             source = NativeSource(client, consumer, options.subscription, parts, is_reliable=info.reliable)
