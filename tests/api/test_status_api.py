@@ -110,6 +110,27 @@ async def test_subscriptions_are_listed_furthest_behind_first_with_their_age(cal
 
 
 @served()
+async def test_the_clusters_lag_is_that_of_each_topics_furthest_subscription_also_before_the_next_look(
+    calls: Calls,
+) -> None:
+    async def lag() -> int:
+        return int((await calls.status.ClusterStatus(pb.ClusterStatusRequest())).lag_messages.known)
+
+    await calls.create_topic()
+    await calls.subscribe("old", "a")
+    await calls.subscribe("new", "b")
+    producer = await calls.create_producer()
+    await calls.send(producer)
+    assert await lag() == 1, "nobody has looked at this topic yet: it is asked, and not taken for nothing"
+    await calls.servers._observer.look()
+    assert await lag() == 1, "as `danube top` and the page of the cluster have it"
+    await calls.send(producer)
+    assert await lag() == 1, "of the last look"
+    await calls.topics.DeleteTopic(admin_pb.TopicRequest(name=TOPIC))
+    assert await lag() == 0, "what has left is not counted"
+
+
+@served()
 async def test_names_that_do_not_exist_are_refused_and_a_partitioned_topic_is_all_its_partitions(calls: Calls) -> None:
     await calls.topics.CreatePartitionedTopic(admin_pb.PartitionedTopicRequest(base_name=TOPIC, partitions=2))
     async with (

@@ -32,6 +32,7 @@ from tests.stubs.danube import DanubeAdmin_pb2_grpc as admin_grpc
 from tests.stubs.danube import DanubeApi_pb2_grpc as api_grpc
 from tests.stubs.danube import SchemaRegistry_pb2_grpc as schema_grpc
 from tests.stubs.pydanube import admin_pb2_grpc as ours_grpc
+from tests.stubs.pydanube import pipelines_pb2_grpc as pipelines_grpc
 from tests.stubs.pydanube import status_pb2_grpc as status_grpc
 from tests.support import run
 
@@ -76,6 +77,7 @@ class Calls:
         self.admin_schemas = schema_grpc.SchemaRegistryStub(admin)
         self.ours = ours_grpc.AdminStub(admin)
         self.status = status_grpc.StatusStub(admin)
+        self.pipelines = pipelines_grpc.PipelinesStub(admin)
 
     async def create_producer(self, topic: str = TOPIC, name: str = "p", *, reliable: bool = True, **more: Any) -> int:
         request = pb.ProducerRequest(topic_name=topic, producer_name=name, dispatch_strategy=int(reliable), **more)

@@ -28,9 +28,13 @@ QUESTIONS: Final = (
 MORE_QUESTIONS: Final = frozenset(
     {"ClusterStatus", "BrokerStatus", "MovePhases", "TopicState", "RebalancingHistory", "StorageList", "StorageVerify"}
 )
+# What supervisors of pipelines ask all the time, for themselves.
+OF_SUPERVISORS: Final = frozenset(
+    {"JoinSupervisor", "RenewSupervisor", "LeaveSupervisor", "ClaimPipeline", "ReleasePipeline", "ReportPipeline"}
+)
 FIELDS: Final = (
     "topic", "name", "base_name", "partitions", "subscription", "namespace", "to_topic", "offset", "count",
-    "broker_id", "node_id", "to_broker", "first", "heartbeat", "reason",
+    "broker_id", "node_id", "to_broker", "first", "heartbeat", "reason", "paused",
 )  # fmt: skip
 VALUE_MAX: Final = 100
 # Of the native protocol, by the admin services' names. What producers and consumers do for themselves is no order, nor
@@ -40,6 +44,7 @@ NATIVE: Final = {
     "delete_topic": "DeleteTopic",
     "unsubscribe": "Unsubscribe",
     "seek": "SeekSubscription",
+    "change_failure_policy": "ChangeFailurePolicy",
 }
 
 NOTED: Final = "NoteOrder"  # names what was done by producing and consuming, as a call
@@ -52,7 +57,7 @@ Told: TypeAlias = Callable[[Any, Any], None]
 def is_order(method: MethodDescriptor) -> bool:
     if method.containing_service.name == "Peers":
         return False
-    return not method.name.startswith(QUESTIONS) and method.name not in MORE_QUESTIONS
+    return not method.name.startswith(QUESTIONS) and method.name not in MORE_QUESTIONS | OF_SUPERVISORS
 
 
 class Orders:

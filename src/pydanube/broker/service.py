@@ -26,6 +26,7 @@ from pydanube.broker.events import Events
 from pydanube.broker.kept import KeptBytes
 from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.outbox import Budget
+from pydanube.broker.pipelines import PipelineDesk
 from pydanube.broker.quorum import Members
 from pydanube.broker.sources import cluster_now, program_version
 from pydanube.broker.starts import Starts
@@ -113,6 +114,7 @@ class Broker:
         self.wal: Wal
         self.cursors: Cursors
         self.events: Events
+        self.pipelines: PipelineDesk
         self.starts: Starts | None = None  # of a broker that is alone
 
     @property
@@ -260,6 +262,7 @@ class Broker:
             self.cluster = self._cluster(store)
             metadata = self.cluster.store
         self.events = Events(metadata, self.clock, self.broker_id)
+        self.pipelines = pipelines = PipelineDesk(metadata, self.clock)
         if self.cluster is None:
             self.starts = Starts(metadata, self.clock, self.broker_id, self.events)
         timer = Timer(self.clock)
@@ -305,6 +308,7 @@ class Broker:
                 unopened=self.topics.unopened.__len__,
                 crashes=self.starts.crashes if self.starts is not None else None,
                 waiting=self.cloud.uploader.standing if self.cloud is not None else None,
+                pipelines=lambda: pipelines.watch.rows,
             )
         )
         return timer

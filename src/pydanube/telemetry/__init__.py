@@ -12,7 +12,7 @@ while acks are pending. Every series of a subscription exists, at 0, from its cr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 
 from pydanube.core.dispatch.lag import Standing
+from pydanube.core.pipelines.conditions import PipelineRow
 from pydanube.telemetry.counts import (
     CloudMetrics,
     ClusterMetrics,
@@ -86,6 +87,7 @@ class Sources:
     disk_space: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
     # Topics with something to upload, how many offsets, and since how many seconds; None: there is no cloud tier.
     waiting: Callable[[], tuple[int, int, float]] | None = None
+    pipelines: Callable[[], Sequence[PipelineRow]] | None = None
 
 
 class Telemetry:
@@ -110,6 +112,7 @@ class Telemetry:
         self.crashes: Callable[[], int] | None = None
         self.disk_space: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
         self.waiting: Callable[[], tuple[int, int, float]] | None = None  # for the object store
+        self.pipelines: Callable[[], Sequence[PipelineRow]] | None = None
         self._topics: dict[str, TopicMetrics] = {}
         self._subscriptions: dict[tuple[str, str], SubscriptionMetrics] = {}
         self._producers: dict[str, Callable[[], int]] = {}
@@ -129,6 +132,7 @@ class Telemetry:
         self.crashes = sources.crashes
         self.disk_space = sources.disk_space
         self.waiting = sources.waiting
+        self.pipelines = sources.pipelines
 
     def topic(self, topic: str, producers: Callable[[], int] | None = None) -> TopicMetrics:
         """The same object for the same name, until it is forgotten. `producers` is asked at each scrape: how many are
@@ -202,6 +206,7 @@ class Telemetry:
                 self.unopened() if self.unopened is not None else 0,
                 self.dispatch() if self.dispatch is not None else None,
                 self.crashes() if self.crashes is not None else None,
+                list(self.pipelines()) if self.pipelines is not None else (),
             ),
             disk_space=self.disk_space,
             process=self._process,

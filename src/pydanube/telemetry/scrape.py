@@ -18,6 +18,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 
 from pydanube.core.dispatch.lag import Standing
+from pydanube.core.pipelines.conditions import PipelineRow
 from pydanube.telemetry.counts import (
     PHASES,
     Buckets,
@@ -40,6 +41,7 @@ from pydanube.telemetry.families import (
     gauge_family,
     histogram_family,
 )
+from pydanube.telemetry.pipelines import pipeline_families
 
 # Attribute, metric without `_total`, help.
 COUNTS: Final = (
@@ -241,6 +243,7 @@ class BrokerNow(NamedTuple):
     unopened: int
     dispatch: DispatchNow | None = None
     crashes: int | None = None  # of a broker that is alone
+    pipelines: Sequence[PipelineRow] = ()
 
 
 class DiskSpace(NamedTuple):
@@ -295,6 +298,7 @@ class MetricsSnapshot(NamedTuple):
         yield from self._of_subscriptions()
         yield from self._of_topics()
         yield from self._of_the_broker()
+        yield from pipeline_families(self.broker.pipelines)
 
     def _of_subscriptions(self) -> Iterator[Family]:
         labels = ("topic", "subscription")

@@ -72,6 +72,7 @@ class NativeRequests:
             "list_topics": self._list_topics,
             "get_lag": self._get_lag,
             "note_order": self._note_order,
+            "change_failure_policy": self._change_failure_policy,
         }
 
     def take(self, kind: str, command: pb.Command, body: memoryview) -> None:
@@ -351,6 +352,13 @@ class NativeRequests:
             sentence=subscription.explain()[:1024],
         )
         return {"lag": lag}
+
+    async def _change_failure_policy(self, command: pb.Command) -> dict[str, Any]:
+        request = command.change_failure_policy
+        given = {field.name: value for field, value in request.ListFields() if field.has_presence}
+        names = TopicName(request.topic), SubscriptionName(request.subscription)
+        await self._operations.change_failure_policy(*names, given)
+        return {"done": pb.Done()}
 
     # --- reading ------------------------------------------------------------------------------------
 
