@@ -133,8 +133,6 @@ class ConfigError(Refused):
 
 @says("offset {offset} of {topic} is not kept: offsets {first} up to {end} are")
 class OffsetOutOfRange(Refused):
-    """The log holds [first, end); `offset` lies outside."""
-
     topic: str
     offset: int
     first: int
@@ -176,10 +174,7 @@ class ProducerFenced(Refused):
     "because nobody used it for long; what was sent under it without an answer may be stored"
 )
 class SessionUnknown(Refused):
-    """The session was never opened with this topic's owner, or has ended.
-
-    A client that gets this for a message does not know whether an earlier try of it was stored.
-    """
+    """A client that gets this for a message does not know whether an earlier try of it was stored."""
 
     producer_id: int
     session: int
@@ -290,8 +285,6 @@ class MoveRefused(Refused):
 
 @says("{topic} could not answer: {why}")
 class RequestFailed(Refused):
-    """The server of a request to `topic` raised an error."""
-
     topic: str
     why: str
 
@@ -321,10 +314,7 @@ class DiskFull(Unavailable):
 
 @says()
 class ResourcesShort(DiskFull):
-    """The system gave this process no descriptor or no memory for `path`; nothing of the request was kept.
-
-    Says nothing of the disk: what is open, and other files, can be used.
-    """
+    """The system gave no descriptor or no memory for `path`. What is open, and other files, can be used."""
 
     why: str
 
@@ -337,10 +327,7 @@ class ResourcesShort(DiskFull):
 
 @says()
 class LogFull(Unavailable):
-    """The segments of all topics of a broker have `size_bytes`; nothing of the request was kept.
-
-    `why` says what keeps them from being uploaded and freed.
-    """
+    """The segments of all topics have `size_bytes`; `why` says what keeps them from being uploaded and freed."""
 
     size_bytes: int
     limit_bytes: int

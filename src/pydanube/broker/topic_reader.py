@@ -127,7 +127,7 @@ class TopicReader(BaseTopic[Subscription]):
 
     async def batches(self, first: int, end: int, bytes_max: int) -> list[Batch]:
         """Stored batches from the one that holds `first` on, none beginning at or after `end`."""
-        found = await self._stored(first, bytes_max)
+        found = await self._stored(first, bytes_max, end)
         return [batch for batch in found if batch.header.base_offset < end]
 
     async def row_keys(self, first: int, end: int) -> list[tuple[int, str]]:
@@ -163,8 +163,11 @@ class TopicReader(BaseTopic[Subscription]):
                 return []
             raise
 
-    async def _stored(self, offset: int, bytes_max: int) -> list[Batch]:
-        """Batches from the one that holds `offset` on, from the log if it has it and from the cloud tier else."""
+    async def _stored(self, offset: int, bytes_max: int, end: int | None = None) -> list[Batch]:
+        """Batches from the one that holds `offset` on, from the log if it has it and from the cloud tier else.
+
+        Not all that begin at or behind `end` need be found: a reader of a few batches does not look at all in memory.
+        """
         if offset < self.retained_from:  # what lies below may still be on the disk
             raise OffsetOutOfRange(self.name, offset, self.first_offset, self.head)
         if (orphan := self.orphan_at(offset)) is not None:
@@ -173,7 +176,7 @@ class TopicReader(BaseTopic[Subscription]):
         if self.orphans and (elsewhere := await self._in_the_store(offset, bytes_max)) is not None:
             return elsewhere
         try:
-            found = self._without_orphans(await self.log.read(offset, bytes_max=bytes_max))
+            found = self._without_orphans(await self.log.read(offset, bytes_max=bytes_max, end=end))
             if offset in self._cloud_ends:  # where a reader had come to the end of what the cloud tier has
                 self._cloud_ends.discard(offset)
                 self._telemetry.wal.handoffs.inc()

@@ -24,9 +24,9 @@ from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-import pyarrow as pa
-
-from pydanube.client import admin, client, consumer, messages, producer, tail
+from pydanube.client import client, consumer, messages, producer
+from pydanube.client.blocking_reading import Fetch as Fetch
+from pydanube.client.blocking_reading import Tail as Tail
 from pydanube.client.brokers import OnConnection, Token, with_deadline
 from pydanube.client.messages import (
     BatchView,
@@ -41,7 +41,6 @@ from pydanube.client.messages import (
 )
 from pydanube.client.partition_producer import PartitionProducer
 from pydanube.client.producer import Payload, Prepared
-from pydanube.client.tail import TailedMessage
 from pydanube.client.thread import LoopThread
 from pydanube.client.working import Handled, stopped_by_sigterm
 from pydanube.core.consuming.values import TakingBegan
@@ -525,58 +524,3 @@ class Consumer:
             for offset in range(first, end):
                 row = offset - base
                 self._current.append(Message(self._thread, delivery, row, offset, payloads[row]))
-
-
-class Fetch:
-    """See `pydanube.Client.fetch`."""
-
-    def __init__(self, thread: LoopThread, inner: admin.Fetch) -> None:
-        self._thread = thread
-        self._fetch = inner
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        batches = self._fetch.__aiter__()
-        while (batch := self._thread.call(_next(batches))) is not None:
-            yield batch
-
-    def table(self) -> pa.Table:
-        return self._thread.call(self._fetch.table())
-
-
-async def _next(found: Any) -> Any:
-    return await anext(found, None)
-
-
-class Tail:
-    """See `pydanube.Client.tail`."""
-
-    def __init__(self, thread: LoopThread, inner: tail.Tail) -> None:
-        self._thread = thread
-        self._tail = inner
-
-    def open(self) -> Self:
-        self._thread.call(self._tail.open())
-        return self
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def offsets(self) -> dict[str, int]:
-        return self._tail.offsets
-
-    def __iter__(self) -> Iterator[TailedMessage]:
-        found = self._tail.__aiter__()
-        while (message := self._thread.call(_next(found))) is not None:
-            yield message
-
-    def receive(self, *, timeout: float | None = None) -> TailedMessage:
-        return self._thread.call(self._tail.receive(timeout=timeout))
-
-    def close(self) -> None:
-        self._thread.call(self._tail.close())

@@ -39,8 +39,11 @@ class LogTail:
     def first_offset(self) -> int | None:
         return self.batches[self.start].base_offset if self.start < len(self.batches) else None
 
-    def read(self, offset: int, bytes_max: int) -> list[Batch]:
-        """Batches from the one with `offset` on, up to about `bytes_max`; empty if `offset` is not here."""
+    def read(self, offset: int, bytes_max: int, end: int | None = None) -> list[Batch]:
+        """Batches from the one with `offset` on, up to about `bytes_max`; empty if `offset` is not here.
+
+        None that begins at or behind `end`.
+        """
         place = bisect_right(self.batches, offset, lo=self.start, key=_base_offset) - 1
         if place < self.start:
             return []
@@ -50,6 +53,8 @@ class LogTail:
         found = [first]
         size = first.header.size_bytes
         for cached in self.batches[place + 1 :] if len(self.batches) - place < 64 else _from(self.batches, place + 1):
+            if end is not None and cached.base_offset >= end:
+                break
             size += cached.batch.header.size_bytes
             if size > bytes_max:
                 break

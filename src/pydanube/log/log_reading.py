@@ -72,12 +72,13 @@ class LogReading:
         """A place in the log that moves forward as it is read."""
         return LogReader(self, offset)
 
-    async def read(self, offset: int, *, bytes_max: int = READ_BYTES) -> list[Batch]:
+    async def read(self, offset: int, *, bytes_max: int = READ_BYTES, end: int | None = None) -> list[Batch]:
         """Committed batches from the one that holds `offset` on: at least one if there is one, about `bytes_max`.
 
-        Batches come whole, so the first may begin before `offset`. Empty at the head.
+        Batches come whole, so the first may begin before `offset`. Empty at the head. Of those that begin at or behind
+        `end` some may come, too.
         """
-        if offset < self.head and (cached := self.tail.read(offset, bytes_max)):
+        if offset < self.head and (cached := self.tail.read(offset, bytes_max, end)):
             self.metrics.reads["memory"] += 1
             return cached
         found = await LogReader(self, offset).read(bytes_max)

@@ -45,22 +45,14 @@ from pydanube.telemetry.pipelines import pipeline_families
 
 # Attribute, metric without `_total`, help.
 COUNTS: Final = (
-    (
-        "lag_detected",
-        "danube_subscription_lag_detected",
-        "Heartbeats that found a message waiting with room for it",
-    ),
+    ("lag_detected", "danube_subscription_lag_detected", "Heartbeats that found a message waiting with room for it"),
     ("heartbeat_polls", "danube_dispatcher_heartbeat_polls", "Polls by heartbeat: a notification was missed"),
     ("notifier_polls", "danube_dispatcher_notifier_polls", "Polls by notification, the normal way"),
     ("delivered", "danube_consumer_messages_out", "Messages sent to consumers, repeated ones too"),
     ("delivered_bytes", "danube_consumer_bytes_out", "Payload bytes sent to consumers"),
     ("nacks", "danube_subscription_nack", "Messages that a consumer refused"),
     ("redeliveries", "danube_subscription_redelivery", "Messages sent again"),
-    (
-        "dropped",
-        "danube_subscription_dropped",
-        "Messages of a non-reliable topic for which a consumer had no room",
-    ),
+    ("dropped", "danube_subscription_dropped", "Messages of a non-reliable topic for which a consumer had no room"),
     (
         "skipped",
         "danube_subscription_skipped_by_retention",
