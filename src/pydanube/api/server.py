@@ -222,7 +222,7 @@ class BrokerServers:
 
     def change_stream_limits(self, limits: StreamLimits) -> None:
         """For native connections from now on: existing ones got theirs when they were opened."""
-        self._stream.limits = limits
+        self._stream.change_limits(limits)
 
     async def _listen_stream(self, key: str, address: str) -> str:
         host, _, port = address.rpartition(":")

@@ -27,7 +27,7 @@ from pydanube.core.pipelines.machine import (
     Claim,
     ClaimAnswered,
     ClaimLost,
-    Declared,
+    DeclaredPipeline,
     Effect,
     Event,
     Kill,
@@ -41,11 +41,11 @@ from pydanube.core.pipelines.machine import (
     RunProgressed,
     ShutDown,
     Start,
-    Stop,
+    StopRun,
     Supervision,
-    Ticked,
+    SupervisorTicked,
 )
-from pydanube.core.pipelines.status import Outcome, PipelineStatus, facts_of
+from pydanube.core.pipelines.status import PipelineStatus, RunOutcome, facts_of
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.ports import Clock
 
@@ -64,7 +64,7 @@ LEASE_SHARE: Final = 0.75
 class Desk(Protocol):
     """What a supervisor asks of brokers. Every call raises DanubeError if none answers."""
 
-    async def list(self) -> Mapping[str, Declared]: ...
+    async def list(self) -> Mapping[str, DeclaredPipeline]: ...
 
     async def join(self) -> tuple[int, float]:
         """A lease, and how long it lasts without a renewal."""
@@ -130,7 +130,7 @@ class Supervisor:
                 for each in beside:
                     if each.done():
                         each.result()  # none of them ends: it is a bug, or a mistake in how we were called
-                self._step(Ticked())
+                self._step(SupervisorTicked())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._orders.join(), LEAVE_SECONDS)
         finally:
@@ -161,7 +161,7 @@ class Supervisor:
                 task = asyncio.create_task(child.live(self._command), name=f"run {name}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            case Stop(name, run):
+            case StopRun(name, run):
                 log.info("pipeline stopping", extra={"pipeline": name, "run": run})
                 self._children[name].stop()
             case Kill(name, run):
@@ -178,9 +178,9 @@ class Supervisor:
     def progressed(self, child: Child, facts: Mapping[str, int]) -> None:
         self._step(RunProgressed(child.name, child.run, facts))
 
-    def ended(self, child: Child, outcome: Outcome, error: str, facts: Mapping[str, int]) -> None:
+    def ended(self, child: Child, outcome: RunOutcome, error: str, facts: Mapping[str, int]) -> None:
         del self._children[child.name]
-        level = logging.INFO if outcome is Outcome.GOOD else logging.WARNING
+        level = logging.INFO if outcome is RunOutcome.GOOD else logging.WARNING
         about = {"pipeline": child.name, "run": child.run, "outcome": outcome.value}
         log.log(level, "pipeline ended", extra={**about, "why": error} if error else about)
         self._step(RunEnded(child.name, child.run, outcome, error, facts))
@@ -362,18 +362,18 @@ class Child:
             self._facts |= found
             self._supervisor.progressed(self, found)
 
-    def _outcome(self, code: int) -> tuple[Outcome, str]:
+    def _outcome(self, code: int) -> tuple[RunOutcome, str]:
         """Good is only what said so itself, and ended so."""
         if self._report is not None and not self._error:
             if code == 0 and self._report.get("result") == "ok":
-                return Outcome.GOOD, ""
+                return RunOutcome.GOOD, ""
             problems = self._report.get("problems")
             if self._report.get("result") != "ok" and isinstance(problems, list) and problems:
                 more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-                return Outcome.NOT_GOOD, f"{problems[0]}{more}"
+                return RunOutcome.NOT_GOOD, f"{problems[0]}{more}"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         error = self._error or f"it ended with {how}, and without a report"
-        return (Outcome.REFUSED if self._is_refused else Outcome.FAILED), error
+        return (RunOutcome.REFUSED if self._is_refused else RunOutcome.FAILED), error
 
     def tell(self, until: float) -> None:
         """The lease lasts so long."""

@@ -410,7 +410,7 @@ class MetricsSnapshot(NamedTuple):
         yield histogram_family("danube_event_loop_lag_ms", text, (), [((), self.broker.loop_lag)])
         if self.broker.dispatch is not None:
             decoded, decoded_max, outboxes, outboxes_max = self.broker.dispatch
-            text = "Bytes of messages kept decoded for whoever reads the same place next"
+            text = "Bytes of messages kept decoded for the next reader of the same place"
             yield gauge_family("danube_dispatch_decoded_bytes", text, (), [((), decoded)])
             text = "How many they may be (dispatch.decoded_mb)"
             yield gauge_family("danube_dispatch_decoded_limit_bytes", text, (), [((), decoded_max)])
@@ -457,7 +457,7 @@ class MetricsSnapshot(NamedTuple):
             yield counter_family("danube_wal_busy", text, (), [((), refused)])
         text = "Sessions of idempotent producers that are remembered, in all topics"
         yield gauge_family("danube_producer_sessions", text, (), [((), wal.sessions)])
-        text = "Sessions that ended because nobody used them for storage.wal.session_hours"
+        text = "Sessions that ended because they were not used for storage.wal.session_hours"
         yield counter_family("danube_producer_sessions_ended", text, (), [((), wal.sessions_ended)])
         text = "Sessions that did not fit where the next owner looks: it does not know them"
         yield counter_family("danube_producer_sessions_cut", text, ("place",), by_word(CUTS, wal.sessions_cut))
