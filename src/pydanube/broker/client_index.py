@@ -1,7 +1,7 @@
 """Where the consumer or producer with an id is: for requests that name nothing but the id, and may name any number.
 
-An entry is where to look, not whether it is there: the subscription, or the topic's producers, knows that. Whoever
-is registered has an entry; those of topics that are closed end with them.
+An entry is where to look, not whether it is there: the subscription, or the topic's producers, knows that. Every
+registration has an entry; those of topics that are closed end with them.
 """
 
 from __future__ import annotations
