@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from pydanube.broker.base_subscription import BaseSubscription
 from pydanube.broker.registrations import PRODUCER_SILENT_SECONDS
-from pydanube.core.names import NamespaceName, ProducerId, TopicName
+from pydanube.core.names import ConsumerId, NamespaceName, ProducerId, TopicName
 from pydanube.core.policies import Delivery, TopicPolicy
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import (
@@ -278,3 +279,60 @@ async def test_deleting_a_topic_ends_its_streams_and_refuses_its_producers() -> 
         await broker.topics.delete(ORDERS)
     assert broker.topics.find_producer(producer) is None
     assert broker.topics.find_consumer(stream.consumer) is None
+
+
+# --- ids --------------------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_an_id_that_nobody_has_costs_no_look_at_any_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids are guessed by whoever likes to: a thousand a second beside 100,000 subscriptions would fill a core."""
+    broker = await Host().boot()
+    for number in range(20):
+        topic = await make_topic(broker, f"/default/t{number}")
+        await topic.add_producer("p")
+        consumer = await topic.subscribe(SUB, Kind.SHARED, "c")
+    looks = 0
+
+    def knows(self: BaseSubscription, consumer: ConsumerId) -> bool:
+        nonlocal looks
+        looks += 1
+        return consumer in self._consumers
+
+    monkeypatch.setattr(BaseSubscription, "knows", knows)
+    for bogus in range(100):
+        assert broker.topics.find_consumer(ConsumerId(bogus)) is None
+        assert broker.topics.find_producer(ProducerId(bogus)) is None
+    assert looks == 0
+    assert broker.topics.find_consumer(consumer) == (topic, topic.subscriptions[SUB]) and looks == 1
+
+
+@simulated
+async def test_ids_are_found_as_long_as_somebody_has_them_and_forgotten_with_them() -> None:
+    host = Host()
+    broker, topic = await one_topic(host)
+    topics, index = broker.topics, broker.topics.rooms.services.clients
+    producer = await topic.add_producer("p")
+    gone = await topic.subscribe(SUB, Kind.SHARED, "gone")
+    stays = await topic.subscribe(SUB, Kind.SHARED, "stays")
+    assert topics.find_producer(producer) is topic
+    assert topics.find_consumer(gone) == topics.find_consumer(stays) == (topic, topic.subscriptions[SUB])
+    topic.subscriptions[SUB].forget(gone)
+    assert topics.find_consumer(gone) is None and topics.find_consumer(stays) is not None
+    topic.producers.remove(producer, topic.producers.get(producer))
+    assert topics.find_producer(producer) is None
+    assert (len(index.consumers), len(index.producers)) == (1, 0)
+    await topic.add_producer("p")
+    await asyncio.sleep(PRODUCER_SILENT_SECONDS + 1)
+    assert len(topic.producers) == 0 and topics.find_producer(producer) is None and len(index.producers) == 0
+    # Made anew under the same names: the same ids, at another topic.
+    await topics.delete(ORDERS)
+    assert topics.find_consumer(stays) is None
+    again = await make_topic(broker)
+    assert topics.find_consumer(stays) is None
+    assert await again.subscribe(SUB, Kind.SHARED, "stays") == stays
+    assert topics.find_consumer(stays) == (again, again.subscriptions[SUB])
+    # And after a restart, from what is stored.
+    broker = await host.restart()
+    reopened = await find_topic(broker)
+    assert broker.topics.find_consumer(stays) == (reopened, reopened.subscriptions[SUB])
