@@ -18,8 +18,8 @@ from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.work.memory_clock import LoopClock
 from pydanube.wire._pb.pydanube import pipelines_pb2 as pb
 from pydanube.wire._pb.pydanube import status_pb2
-from tests.harness.brokers import Host, simulated
-from tests.harness.doors import Calls, refused, served
+from tests.harness.brokers import BrokerFixture, simulated
+from tests.harness.servers import Calls, refused, served
 
 ORDERS: dict[str, Any] = {
     "name": "orders",
@@ -168,7 +168,7 @@ async def test_what_is_wrong_with_pipelines_stands_in_the_status_and_in_metrics(
         mine,
         PipelineStatus(state=State.RUNNING, fresh_us=calls.broker.clock.time_us() - 90_000_000, quarantined_total=7),
     )
-    await calls.doors._observer.look()
+    await calls.servers._observer.look()
     found = (await calls.status.ClusterStatus(status_pb2.ClusterStatusRequest())).conditions
     [stale] = found
     assert stale.name == "DanubePipelineStale" and stale.subject == "orders"
@@ -181,7 +181,7 @@ async def test_what_is_wrong_with_pipelines_stands_in_the_status_and_in_metrics(
 
 @simulated
 async def test_declarations_outlast_the_broker_and_claims_of_a_silent_supervisor_do_not() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     await broker.pipelines.apply(ORDERS)
     lease = await broker.pipelines.join()

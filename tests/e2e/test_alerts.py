@@ -63,7 +63,7 @@ def test_alerts_speak_of_series_that_brokers_have() -> None:
     telemetry.topic("/default/a").orphan_ranges.set(1)
     telemetry.waiting = lambda: (0, 0, 0.0)
     telemetry.wal.size_bytes = lambda: 1
-    telemetry.room = lambda: DiskSpace(1, 1)
+    telemetry.disk_space = lambda: DiskSpace(1, 1)
     telemetry.cluster = lambda: ClusterNow("active", True, 1, 0.0)
     row = PipelineRow("orders", "ok", 1.0, 60, 0, 0, 0, 1, 0, True)
     telemetry.pipelines = lambda: [row]

@@ -44,6 +44,7 @@ NATIVE: Final = {
     "delete_topic": "DeleteTopic",
     "unsubscribe": "Unsubscribe",
     "seek": "SeekSubscription",
+    "change_failure_policy": "ChangeFailurePolicy",
 }
 
 NOTED: Final = "NoteOrder"  # names what was done by producing and consuming, as a call
@@ -74,7 +75,7 @@ class Orders:
             by = unquote(context.peer() or "").removeprefix("ipv4:").removeprefix("ipv6:")
             for_whom = _asked_by(context)
             call = request.order if method.name == NOTED else method.name
-            self._broker.events.tell("order", sentence_of(call, request), f"{by} ({for_whom})" if for_whom else by)
+            self._broker.events.record("order", sentence_of(call, request), f"{by} ({for_whom})" if for_whom else by)
 
         return tell
 
@@ -83,11 +84,11 @@ def tell_native(broker: Broker, command: stream_pb.Command, answer: Mapping[str,
     """A request of the native protocol succeeded."""
     kind = command.WhichOneof("kind") or ""
     if kind == NATIVE_NOTED:
-        broker.events.tell("order", sentence_of(command.note_order.order, command.note_order), caller.address)
+        broker.events.record("order", sentence_of(command.note_order.order, command.note_order), caller.address)
     elif kind in NATIVE:
         found = answer.get("offset_found")
         where = f" offset={found.offset}" if found is not None else ""
-        broker.events.tell("order", sentence_of(NATIVE[kind], getattr(command, kind)) + where, caller.address)
+        broker.events.record("order", sentence_of(NATIVE[kind], getattr(command, kind)) + where, caller.address)
 
 
 def check_noted(request: status_pb.NoteOrderRequest | stream_pb.NoteOrder) -> None:

@@ -87,7 +87,7 @@ class BrokerServers:
         self._stream = NativeServer(broker)
         self._peers = Peers(broker)
         self._tables = TableDesk(broker.topics, broker.config.objects_url, readers_keys(broker.config))
-        self._observer = Observer(broker, broker.telemetry.room)
+        self._observer = Observer(broker, broker.telemetry.disk_space)
         self._observing: asyncio.Task[None] | None = None
         self._why_not_ready: str | None = STARTING
         self.client_addr = self.admin_addr = self.metrics_addr = self.stream_addr = ""
@@ -255,10 +255,10 @@ class BrokerServers:
         return f"ready, and drained: {state.reason}"
 
 
-async def open_metrics(door: MetricsServer, addresses: BrokerConfig) -> None:
+async def open_metrics(server: MetricsServer, addresses: BrokerConfig) -> None:
     """Raises ConfigError for an address that cannot be had: for the clients' one, if that is taken as well."""
     try:
-        await door.open(addresses.metrics_addr)
+        await server.open(addresses.metrics_addr)
     except OSError as error:
         host, _, port = addresses.client_addr.rpartition(":")
         try:

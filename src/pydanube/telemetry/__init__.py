@@ -84,7 +84,7 @@ class Sources:
     dispatch: Callable[[], DispatchNow] | None = None
     unopened: Callable[[], int] | None = None  # topics that could not be opened
     crashes: Callable[[], int] | None = None  # starts without an orderly stop before, of a broker that is alone
-    room: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
+    disk_space: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
     # Topics with something to upload, how many offsets, and since how many seconds; None: there is no cloud tier.
     waiting: Callable[[], tuple[int, int, float]] | None = None
     pipelines: Callable[[], Sequence[PipelineRow]] | None = None
@@ -110,7 +110,7 @@ class Telemetry:
         self.dispatch: Callable[[], DispatchNow] | None = None
         self.unopened: Callable[[], int] | None = None  # topics that could not be opened
         self.crashes: Callable[[], int] | None = None
-        self.room: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
+        self.disk_space: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
         self.waiting: Callable[[], tuple[int, int, float]] | None = None  # for the object store
         self.pipelines: Callable[[], Sequence[PipelineRow]] | None = None
         self._topics: dict[str, TopicMetrics] = {}
@@ -122,7 +122,7 @@ class Telemetry:
         self.registry.register(self)
         self._process = ProcessCollector(registry=None)
 
-    def tell_of(self, sources: Sources) -> None:
+    def set_sources(self, sources: Sources) -> None:
         """The broker is made: from now on it is asked at each scrape."""
         self.broker = sources.broker
         self.about = dict(sources.about)
@@ -130,7 +130,7 @@ class Telemetry:
         self.dispatch = sources.dispatch
         self.unopened = sources.unopened
         self.crashes = sources.crashes
-        self.room = sources.room
+        self.disk_space = sources.disk_space
         self.waiting = sources.waiting
         self.pipelines = sources.pipelines
 
@@ -208,7 +208,7 @@ class Telemetry:
                 self.crashes() if self.crashes is not None else None,
                 list(self.pipelines()) if self.pipelines is not None else (),
             ),
-            room=self.room,
+            disk_space=self.disk_space,
             process=self._process,
         )
 

@@ -1,4 +1,4 @@
-"""A broker on memory ports with its doors open, and a client that calls them over real sockets.
+"""A broker on memory ports with its servers open, and a client that calls them over real sockets.
 
 @served()
 async def test_something(calls: Calls) -> None:
@@ -59,9 +59,9 @@ async def refused(call: Awaitable[object]) -> Refused:
 class Calls:
     """Stubs of every service, and the calls that nearly every test makes."""
 
-    def __init__(self, broker: Broker, doors: BrokerServers, client: Any, admin: Any) -> None:
+    def __init__(self, broker: Broker, servers: BrokerServers, client: Any, admin: Any) -> None:
         self.broker = broker
-        self.doors = doors
+        self.servers = servers
         self.channel = client
         self.producers = api_grpc.ProducerServiceStub(client)
         self.consumers = api_grpc.ConsumerServiceStub(client)
@@ -133,15 +133,15 @@ async def serving(
         work=MemoryWork(Random(1)),
         objects=make_objects() if make_objects else None,
     )
-    doors = await BrokerServers.open(broker)
+    servers = await BrokerServers.open(broker)
     try:
         async with (
-            grpc.aio.insecure_channel(doors.client_addr) as client,
-            grpc.aio.insecure_channel(doors.admin_addr) as admin,
+            grpc.aio.insecure_channel(servers.client_addr) as client,
+            grpc.aio.insecure_channel(servers.admin_addr) as admin,
         ):
-            yield Calls(broker, doors, client, admin)
+            yield Calls(broker, servers, client, admin)
     finally:
-        await doors.close(grace_seconds=0.2)
+        await servers.close(grace_seconds=0.2)
         await broker.stop()
 
 
