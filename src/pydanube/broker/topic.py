@@ -48,11 +48,12 @@ from pydanube.errors import (
     Conflict,
     DanubeError,
     NotServed,
+    Refused,
 )
 from pydanube.formats.batch import Batch, Envelope
 from pydanube.history.change import HistoryChange, Void
 from pydanube.history.compaction import swap
-from pydanube.history.leftovers import is_uncovered
+from pydanube.history.leftovers import files_set_aside, is_uncovered
 from pydanube.history.served import Storage
 from pydanube.history.upload_state import UploadState
 from pydanube.history.uploader import Uploader
@@ -323,6 +324,10 @@ class Topic(TopicReader):
         self._forget_read()
         return first_on_disk
 
+    async def set_aside(self) -> list[str]:
+        """Files of the topic on this disk that were set aside as damaged: they hold what they held."""
+        return await files_set_aside(self.log.disk, self.name)
+
     # --- subscriptions ------------------------------------------------------------------------------
 
     async def reap(self, now: float) -> None:
@@ -428,7 +433,9 @@ class Topic(TopicReader):
 
 
 def _upload_state(topic: Topic) -> tuple[Uploader, UploadState]:
-    upload_state = topic.storage.uploader.get(topic.name) if topic.storage is not None else None
-    if topic.storage is None or upload_state is None:
-        raise NotServed(topic.name, "its broker has no object store")
+    if topic.storage is None:
+        raise Refused(f"the broker of topic {topic.name} has no object store")
+    upload_state = topic.storage.uploader.get(topic.name)
+    if upload_state is None:
+        raise NotServed(topic.name, "it is about to leave its broker")
     return topic.storage.uploader, upload_state

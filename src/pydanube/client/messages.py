@@ -408,7 +408,8 @@ class LogFlushed(NamedTuple):
     head: int  # when it was asked
     first_on_disk: int
     dead_letter_topics: Sequence[str]  # that the topic's subscriptions name
-    garbage_seconds: int  # how long an object that was swapped away is kept for readers
+    garbage_seconds: int  # by when an owner that stays removes an object that was swapped away
+    set_aside: Sequence[str] = ()  # files on the owner's disk that were set aside as damaged, with what they hold
 
 
 class StorageInfo(NamedTuple):

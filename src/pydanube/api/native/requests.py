@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from pydanube.api.native.handle_table import HandleTable
@@ -194,11 +195,13 @@ class NativeRequests:
         first_on_disk = await topic.flush_log()
         stored = await read_subscriptions(self._broker.topics.context.metadata, topic.name)
         letters = {each.config.policy.dead_letter_topic for each in stored if each.config.policy is not None}
+        gone_seconds = topic.storage.tier.config.garbage_gone_seconds if topic.storage is not None else 0.0
         flushed = pb.LogFlushed(
             head=head,
             first_on_disk=first_on_disk,
             dead_letter_topics=sorted(name for name in letters if name),
-            garbage_seconds=round(topic.storage.tier.config.garbage_seconds) if topic.storage is not None else 0,
+            garbage_seconds=min(ceil(gone_seconds), 2**32 - 1),
+            set_aside=await topic.set_aside(),
         )
         return {"log_flushed": flushed}
 

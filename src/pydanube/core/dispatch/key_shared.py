@@ -27,7 +27,6 @@ from pydanube.core.dispatch.events import (
     Joined,
     Keyed,
     NackReceived,
-    Ranges,
     ReadKeys,
     Ticked,
 )
@@ -85,8 +84,11 @@ class KeySharedDispatch(DispatchMachine):
                 self.backlog.look_for_unaccepted = True
             case Ticked() | CursorReset():
                 self._asked = False  # in case the question or its answer was lost; a repeated answer does no harm
-            case AckReceived(ranges) | NackReceived(ranges):
+            case AckReceived(ranges):
                 self._answer_gone(ranges)
+            case NackReceived(ranges, consumer=consumer):  # of one that holds it no more it frees nothing
+                held = [part for first, end in ranges for part in self.in_flight.held_by(consumer, first, end)]
+                self._answer_gone(held)
             case _:
                 pass
         super()._apply(event)
@@ -229,7 +231,7 @@ class KeySharedDispatch(DispatchMachine):
         for piece in self.in_flight.overlap(first, end):
             self.backlog.gone.add(piece.first, piece.end)
 
-    def _answer_gone(self, ranges: Ranges) -> None:
+    def _answer_gone(self, ranges: Sequence[tuple[int, int]]) -> None:
         """A consumer has said something about messages that are settled already: their keys go on."""
         gone = self.backlog.gone
         if not gone:
