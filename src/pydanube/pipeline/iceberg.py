@@ -222,6 +222,9 @@ class IcebergTable:
         summaries = [each.summary for each in self._table.snapshots() if each.summary is not None]
         return {int(each["danube.batch"]) for each in summaries if each.get("danube.job") == self._job}
 
+    def has(self, batch: int) -> bool:
+        return self._stored(batch) is not None
+
     def batch(self, number: int) -> DataFrame:
         stored = self._stored(number)
         if stored is None or not stored.rows:

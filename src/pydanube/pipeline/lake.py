@@ -14,13 +14,15 @@ quarantined rows + copies left out of typed. Otherwise it fails, the query with 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pyspark import StorageLevel
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
@@ -29,6 +31,8 @@ from pyspark.sql.types import NullType, StructField, StructType
 from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DataDamaged
 from pydanube.pipeline import ddl, steps
+from pydanube.pipeline.backfill import first_offsets, history_rows
+from pydanube.pipeline.copies import EpochGroup, KnownEpochs
 from pydanube.pipeline.iceberg import IcebergTable
 from pydanube.pipeline.known_keys import KnownKeys
 from pydanube.pipeline.report import JobReport, QueryWatch
@@ -38,6 +42,8 @@ from pydanube.pipeline.tables import LakeTable, ParquetTable, with_date
 from pydanube.pipeline.task_files import parallelism
 from pydanube.spark.options import SourceOptions
 from pydanube.spark.rows import arrow_schema
+
+log = logging.getLogger(__name__)
 
 KNOWN: Final = (
     *CONNECTION,
@@ -231,21 +237,19 @@ class Writer:
         self._lake = lake
         self._tables: LakeTables | None = None
         self._known = KnownKeys(lake.key)
+        self._epochs = KnownEpochs()
+        self._epochs_since: date | None = None
+        self.begun: dict[str, int] | None = None  # where batch 0 begins, if that was said
         self.tallies: dict[int, RowTally] = {}  # by batch; those of a Spark Connect server stay there
 
     def __getstate__(self) -> dict[str, Any]:
         """A Spark Connect server gets a copy, and opens the tables in its own session."""
-        return {"_lake": self._lake, "_tables": None, "_known": KnownKeys(self._lake.key), "tallies": {}}
+        return {**Writer(self._lake).__dict__, "begun": self.begun}
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         if self._tables is None:
             self._tables = self._claimed(frame.sparkSession, batch)
-        # Kept on the executors, in memory or on their disks: the topic is read once per batch.
-        rows = steps.raw(frame).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            tally = self._write_raw(self._tables, rows, batch)
-        finally:
-            rows.unpersist()
+        tally = self._read_raw(self._tables, frame, batch)
         self.tallies[batch] = self._write_typed(self._tables, tally, batch)
 
     def _claimed(self, spark: SparkSession, batch: int) -> LakeTables:
@@ -256,33 +260,65 @@ class Writer:
                 table.claim(query, batch)
         return tables
 
-    def _write_raw(self, tables: LakeTables, rows: DataFrame, batch: int) -> RowTally:
-        dates = steps.count_dates(rows)
+    def _read_raw(self, tables: LakeTables, frame: DataFrame, batch: int) -> RowTally:
+        lake = self._lake
+        history = history_rows(frame.sparkSession, lake.source, lake.checkpoint, batch, self.begun)
+        if history is not None:
+            rows = steps.raw(history.frame)
+            try:
+                groups = steps.epoch_groups(rows)  # of three columns: that costs little, the rows are read later
+            except PySparkException as error:
+                log.warning("objects are gone", extra={"batch": batch, "why": str(error).partition("\n")[0]})
+            else:
+                if history.fits(groups):
+                    return self._write_raw(tables, rows, groups, batch)
+                log.warning("objects do not have what was planned: the stream reads", extra={"batch": batch})
+        # Kept on the executors, in memory or on their disks: brokers are asked once per batch.
+        rows = steps.raw(frame).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            return self._write_raw(tables, rows, steps.epoch_groups(rows), batch)
+        finally:
+            rows.unpersist()
+
+    def _write_raw(
+        self, tables: LakeTables, rows: DataFrame, groups: Sequence[EpochGroup], batch: int
+    ) -> RowTally:
+        dates = _dates(groups)
         messages, days = sum(dates.values()), self._lake.deduplicate_days
         known = None
         if days and dates:
             # Copies are published about when the batch was.
-            known = tables.raw.before(batch, min(dates) - timedelta(days=days))
-        fresh = steps.without_repetitions(rows)
-        if known is not None:
-            fresh = steps.unseen_messages(fresh, known)
+            since = min(dates) - timedelta(days=days)
+            known = tables.raw.before(batch, since)
+            self._know_epochs(known, since)
+        spans = self._epochs.with_copies(groups)
+        fresh = steps.once_each(rows, spans, known)
         copies = 0
 
         def check(stored: int) -> None:
             nonlocal copies
             if stored != messages:  # copies are rare: they are looked for when something is not there
-                copies = messages - steps.count_messages(rows, known)
+                copies = messages - steps.count_messages(rows, spans, known)
             if stored + copies != messages:
                 raise RowsMissing(tables.raw.path, batch, messages, stored, copies)
 
-        return RowTally(messages, tables.raw.write(_spread(fresh, dates, "offset"), batch, check), copies)
+        written = tables.raw.write(_spread(fresh, dates, "offset"), batch, check)
+        self._epochs.add(groups)
+        return RowTally(messages, written, copies)
+
+    def _know_epochs(self, known: DataFrame | None, since: date) -> None:
+        """Reads the table once per run, and again for a batch with older messages."""
+        if self._epochs_since is None or since < self._epochs_since:
+            self._epochs_since = since
+            if known is not None:
+                self._epochs.add(steps.epoch_groups(known))
 
     def _write_typed(self, tables: LakeTables, tally: RowTally, batch: int) -> RowTally:
         lake = self._lake
         if lake.schema is None or tables.typed is None or tables.quarantine is None:
             return tally
         # Kept: payloads are parsed once, and then counted, written and put aside.
-        decoded = steps.decoded(tables.raw.batch(batch), lake.schema, key=lake.key)
+        decoded = steps.slim(steps.decoded(tables.raw.batch(batch), lake.schema, key=lake.key))
         decoded = decoded.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             return self._write_decoded(tables.typed, tables.quarantine, decoded, lake.schema, tally, batch)
@@ -301,14 +337,19 @@ class Writer:
         key = self._lake.key
         every = good = steps.typed(decoded, schema, time=self._lake.time)
         dates = steps.count_dates(every)
+        rows = sum(dates.values())
         earlier = None
         if key:
-            good = steps.first_by_key(good, key)
-            if found := self._known.batches_with(table, every, batch):
+            found = self._known.batches_with(table, every, batch)
+            if self._known.asked != rows:  # as many hashes as rows: no key is there twice
+                good = steps.first_by_key(good, key)
+            if found:
                 earlier = table.among(found)
                 good = steps.unseen(good, earlier, key)
-        bad = steps.quarantined(decoded)
-        quarantine = aside.write(_spread(bad, steps.count_dates(bad), "offset"), batch)
+        quarantine = 0
+        if rows != tally.raw or aside.has(batch):
+            bad = steps.quarantined(decoded)
+            quarantine = aside.write(_spread(bad, steps.count_dates(bad), "offset"), batch)
         copies = 0
 
         def check(typed: int) -> None:
@@ -322,6 +363,14 @@ class Writer:
         if key:
             self._known.added(table, batch)
         return tally._replace(typed=typed, quarantine=quarantine, typed_copies=copies)
+
+
+def _dates(groups: Sequence[EpochGroup]) -> dict[date, int]:
+    found: dict[date, int] = {}
+    for each in groups:
+        assert each.date is not None, "every message has a time"
+        found[each.date] = found.get(each.date, 0) + each.rows
+    return found
 
 
 def _spread(rows: DataFrame, dates: dict[date, int], offset: str) -> DataFrame:
@@ -365,8 +414,12 @@ def check(values: dict[str, Any]) -> None:
 
 def start(spark: SparkSession, lake: Lake, writer: Writer | None = None) -> StreamingQuery:
     """The query, running."""
+    writer = writer or Writer(lake)
+    writer.begun = first_offsets(lake.source)
+    if writer.begun is not None:  # in numbers, so that the query and the writer mean the same
+        lake = replace(lake, source={**lake.source, "startingOffsets": json.dumps(writer.begun)})
     stream = spark.readStream.format("danube").options(**lake.source).load()
-    made = stream.writeStream.foreachBatch(writer or Writer(lake)).option("checkpointLocation", lake.checkpoint)
+    made = stream.writeStream.foreachBatch(writer).option("checkpointLocation", lake.checkpoint)
     made = made.queryName(f"lake-{lake.name}")
     if lake.follow_seconds is None:
         made = made.trigger(availableNow=True)
@@ -391,10 +444,12 @@ def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobRe
         while True:
             ended = query.awaitTermination(1)
             for progress in query.recentProgress:
-                # Not its item of that name, which a server of Spark Connect leaves out.
-                if progress.batchId > seen and progress.numInputRows:
+                # Not its item of that name, which a server of Spark Connect leaves out. Of history Spark counts none.
+                tally = writer.tallies.get(progress.batchId)
+                came = progress.numInputRows if tally is None else tally.messages
+                if progress.batchId > seen and came:
                     seen = progress.batchId
-                    rows += progress.numInputRows
+                    rows += came
                     batches += 1
             watch.says(f"{rows:,} messages in {batches} batches", rows, None, batches=batches)
             if ended:

@@ -71,6 +71,10 @@ class LakeTable(Protocol):
         """
         ...
 
+    def has(self, batch: int) -> bool:
+        """Whether it was written, with rows."""
+        ...
+
     def batch(self, number: int) -> DataFrame:
         """The rows of a batch that was written."""
         ...
@@ -207,6 +211,9 @@ class ParquetTable:
         stored = self._files.replace(batch, fitted, self._rows_per_file)
         check(stored)
         return stored
+
+    def has(self, batch: int) -> bool:
+        return batch in self._files.batches()
 
     def batch(self, number: int) -> DataFrame:
         return self._files.read(self.schema(), number)
