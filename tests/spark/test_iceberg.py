@@ -24,7 +24,7 @@ MERGED = "commit.manifest.min-count-to-merge"
 class ArrowData:
     """Writes and reads as Spark does: `rows` are numbers."""
 
-    def write(self, rows: Any, place: str, rows_per_file: int) -> list[WrittenFile]:
+    def write(self, rows: Any, place: str, rows_per_file: int, by: str = "date") -> list[WrittenFile]:
         Path(place).mkdir(parents=True)
         made = pa.table({"n": pa.array(rows, pa.int64()), "date": pa.array([DAY] * len(rows), pa.date32())})
         pq.write_table(made, f"{place}/part-0.parquet")
@@ -73,7 +73,7 @@ def test_a_driver_that_wakes_up_beside_its_successor_adds_nothing(tmp_path: Path
     asleep._table.refresh()
 
     class Overtaken(ArrowData):
-        def write(self, rows: Any, place: str, rows_per_file: int) -> list[WrittenFile]:
+        def write(self, rows: Any, place: str, rows_per_file: int, by: str = "date") -> list[WrittenFile]:
             found = super().write(rows, place, rows_per_file)
             for batch in batches:
                 add(successor, batch, batch * 10)
@@ -92,7 +92,7 @@ def test_a_batch_that_another_writer_overtakes_is_added_behind_it(tmp_path: Path
     table, other = opened(tmp_path), opened(tmp_path)._table
 
     class Overtaken(ArrowData):
-        def write(self, rows: Any, place: str, rows_per_file: int) -> list[WrittenFile]:
+        def write(self, rows: Any, place: str, rows_per_file: int, by: str = "date") -> list[WrittenFile]:
             made = pa.table({"n": pa.array([1000], pa.int64()), "date": pa.array([DAY], pa.date32())})
             other.append(made)
             return super().write(rows, place, rows_per_file)

@@ -133,14 +133,23 @@ class IcebergTable:
         with suppress(NamespaceAlreadyExistsError):
             self._catalog.create_namespace(self._identifier.rpartition(".")[0])
         try:
-            table = self._catalog.create_table(self._identifier, schema=_arrow(schema), properties=MAINTENANCE)
+            properties = {**MAINTENANCE, **self.first_properties()}
+            table = self._catalog.create_table(self._identifier, schema=_arrow(schema), properties=properties)
         except (ValueError, OSError) as error:  # no FileIO for the warehouse's scheme, or one that it does not let in
             warehouse = self._catalog.properties.get("warehouse")
             why = str(error).partition("\n")[0]
             raise ConfigError("catalog.warehouse", warehouse, f"a place that PyIceberg can write to: {why}") from error
         with table.update_spec() as change:
-            change.add_identity("date")
+            self.partitioned(change)
         return table
+
+    def partitioned(self, change: Any) -> None:
+        """Says how a new table is divided."""
+        change.add_identity("date")
+
+    def first_properties(self) -> dict[str, str]:
+        """Of a new table."""
+        return {}
 
     def claim(self, query: str, batch: int) -> None:
         self._table.refresh()
@@ -169,7 +178,7 @@ class IcebergTable:
         for attempt in range(COMMITS_MAX):
             expired = self._expired()
             try:
-                with _transaction(self._table) as change:
+                with transaction(self._table) as change:
                     # No other attempt ever had such a path, so no other file needs to be looked at.
                     change.add_files(files, progress.summary(self._job), check_duplicate_files=False)
                     change.set_properties({PROGRESS: progress.to_json()})
@@ -324,12 +333,12 @@ def _line(metadata: Any, newest: int | None) -> list[Any]:
     return found[::-1]
 
 
-def _transaction(table: Any) -> Any:
+def transaction(table: Any) -> Any:
     """A transaction that fails if it was overtaken.
 
     PyIceberg's own would be tried again on top of whatever overtook it, also if that was this very batch.
     """
-    from pyiceberg.table import Transaction
+    from pyiceberg.table import TableProperties, Transaction, _parquet_files_to_data_files
     from pyiceberg.table.update.snapshot import ExpireSnapshots
 
     class Once(Transaction):
@@ -338,6 +347,17 @@ def _transaction(table: Any) -> Any:
 
         def expire(self, ids: list[int]) -> None:
             ExpireSnapshots(self).by_ids(ids).commit()
+
+        def replace_files(self, old: list[Any], new: list[str], summary: dict[str, str]) -> None:
+            if self.table_metadata.name_mapping() is None:  # Spark's files have no field ids
+                mapping = self.table_metadata.schema().name_mapping.model_dump_json()
+                self.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
+            made = _parquet_files_to_data_files(self.table_metadata, new, self._table.io)
+            with self.update_snapshot(snapshot_properties=summary).overwrite() as change:
+                for file in old:
+                    change.delete_data_file(file)
+                for file in made:
+                    change.append_data_file(file)
 
     return Once(table)
 
@@ -348,8 +368,8 @@ def _transaction(table: Any) -> Any:
 class DataFiles(Protocol):
     """Who writes and reads the files of an Iceberg table."""
 
-    def write(self, rows: DataFrame, place: str, rows_per_file: int) -> list[WrittenFile]:
-        """Writes rows to a directory of its own, in files of one date each."""
+    def write(self, rows: DataFrame, place: str, rows_per_file: int, by: str = "date") -> list[WrittenFile]:
+        """Writes rows to a directory of its own, in files of one date each, or one value of another column."""
         ...
 
     def written(self, place: str) -> list[WrittenFile]:
@@ -367,11 +387,11 @@ class LocalData:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def write(self, rows: DataFrame, place: str, rows_per_file: int) -> list[WrittenFile]:
-        # The date stays inside the files too: Iceberg learns a file's partition from its statistics.
-        dated = rows.withColumn("__date", F.col("date"))
-        writer = dated.write.mode("errorifexists").option("maxRecordsPerFile", rows_per_file)
-        writer.partitionBy("__date").parquet(place)
+    def write(self, rows: DataFrame, place: str, rows_per_file: int, by: str = "date") -> list[WrittenFile]:
+        # The column stays inside the files too: Iceberg learns a file's partition from its statistics.
+        divided = rows.withColumn(f"__{by}", F.col(by))
+        writer = divided.write.mode("errorifexists").option("maxRecordsPerFile", rows_per_file)
+        writer.partitionBy(f"__{by}").parquet(place)
         return self.written(place)
 
     def written(self, place: str) -> list[WrittenFile]:
@@ -393,8 +413,8 @@ class RemoteData:
         self._spark = spark
         self._access = IcebergAccess(io)
 
-    def write(self, rows: DataFrame, place: str, rows_per_file: int) -> list[WrittenFile]:
-        found = write_by_tasks(rows, self._access, place, rows_per_file=rows_per_file, date_inside=True)
+    def write(self, rows: DataFrame, place: str, rows_per_file: int, by: str = "date") -> list[WrittenFile]:
+        found = write_by_tasks(rows, self._access, place, rows_per_file=rows_per_file, date_inside=True, by=by)
         # A FileIO cannot list.
         self._access.put(f"{place}/_files.json", json.dumps([list(file) for file in found]).encode())
         return found

@@ -42,7 +42,7 @@ _END: Final = "__end"
 _PARSED: Final = "__parsed"
 _VALUE: Final = "__value"
 _BAD: Final = "__bad"
-_OTHER_TYPE: Final = "a value does not have the type that the schema says"
+OTHER_TYPE: Final = "a value does not have the type that the schema says"
 
 
 def raw(messages: DataFrame) -> DataFrame:
@@ -169,23 +169,23 @@ def decoded(rows: DataFrame, schema: StructType, *, key: Sequence[str] = ()) -> 
 
     Columns of the key must be there, as those that the schema says are not null: rows without them are not copies.
     """
-    parsed = rows.withColumn("__text", _text()).withColumn(_PARSED, _in_a_list(F.col("__text"), schema))
+    parsed = rows.withColumn("__text", text()).withColumn(_PARSED, in_a_list(F.col("__text"), schema))
     value = F.col(f"{_PARSED}.list")[0]
     reason = F.when(F.col("__text").isNull(), F.lit("the payload is not UTF-8"))
-    reason = reason.when(~_is_whole(F.col(_PARSED)), _why_not_whole(F.col("__text")))
-    reason = reason.when(value.isNull(), F.lit(_OTHER_TYPE))
+    reason = reason.when(~is_whole(F.col(_PARSED)), why_not_whole(F.col("__text")))
+    reason = reason.when(value.isNull(), F.lit(OTHER_TYPE))
     for field in schema.fields:
         if not field.nullable or field.name in key:
             reason = reason.when(value[field.name].isNull(), F.lit(f"{field.name} is missing"))
     return parsed.withColumn(_VALUE, value).withColumn("reason", reason).drop("__text", _PARSED)
 
 
-def _text() -> Column:
+def text() -> Column:
     """The payload; null if it is no text."""
     return F.when(F.expr("is_valid_utf8(payload)"), F.col("payload").cast("string"))
 
 
-def _in_a_list(text: Column, item: StructType) -> Column:
+def in_a_list(payload: Column, item: StructType) -> Column:
     """The payload parsed, once: `list` has its value and a mark behind it, `__broken` is null if all types fit.
 
     Spark's parsers stop behind the first value and do not say if more follows. In `{"list": [PAYLOAD, MARK]}` the mark
@@ -195,7 +195,7 @@ def _in_a_list(text: Column, item: StructType) -> Column:
     item = StructType([*item.fields, StructField(_END, StringType())])
     whole = StructType([StructField("list", ArrayType(item)), StructField(_BROKEN, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN, "allowNonNumericNumbers": "false"}
-    listed = F.concat(F.lit('{"list": ['), text, F.lit(f', {{"{_END}": "'), _mark(), F.lit('"}]}'))
+    listed = F.concat(F.lit('{"list": ['), payload, F.lit(f', {{"{_END}": "'), _mark(), F.lit('"}]}'))
     return F.from_json(listed, whole, options)
 
 
@@ -203,17 +203,17 @@ def _mark() -> Column:
     return F.xxhash64("payload").cast("string")
 
 
-def _is_whole(parsed: Column) -> Column:
-    """Whether `_in_a_list` found one value of the right types, or null."""
+def is_whole(parsed: Column) -> Column:
+    """Whether `in_a_list` found one value of the right types, or null."""
     found = parsed["list"]
     return parsed[_BROKEN].isNull() & F.size(found).eqNullSafe(2) & found[1][_END].eqNullSafe(_mark())
 
 
-def _why_not_whole(text: Column) -> Column:
+def why_not_whole(payload: Column) -> Column:
     """Of the few payloads that are not: parsed again, to say it in words."""
-    begins_with_json = F.get_json_object(text, "$").isNotNull()
+    begins_with_json = F.get_json_object(payload, "$").isNotNull()
     longer = F.when(begins_with_json, F.lit("the payload goes on behind its JSON")).otherwise("the payload is not JSON")
-    return F.when(~_is_one_json_value(text), longer).otherwise(_OTHER_TYPE)
+    return F.when(~_is_one_json_value(payload), longer).otherwise(OTHER_TYPE)
 
 
 def _is_one_json_value(text: Column) -> Column:
@@ -226,8 +226,8 @@ def _is_one_json_value(text: Column) -> Column:
     return in_brackets.eqNullSafe(1) & in_braces.isNotNull()
 
 
-def typed(rows: DataFrame, schema: StructType, *, time: str | None = None) -> DataFrame:
-    """The good rows of `decoded`: the schema's columns, where each came from, and its date.
+def typed(rows: DataFrame, schema: StructType, *, time: str | None = None, also: Sequence[str] = ()) -> DataFrame:
+    """The good rows of `decoded`: the schema's columns, where each came from, its date, and columns that are there.
 
     The date is that of the column `time`, however late the row comes, or else of publishing.
     """
@@ -240,14 +240,15 @@ def typed(rows: DataFrame, schema: StructType, *, time: str | None = None) -> Da
         F.col("append_time").alias("_append_time"),
         F.col("routing_key").alias("_key"),
         F.coalesce(F.to_date(moment), F.to_date("publish_time")).alias("date"),
+        *also,
     )
 
 
-def slim(rows: DataFrame) -> DataFrame:
+def slim(rows: DataFrame, also: Sequence[str] = ()) -> DataFrame:
     """`decoded` rows as they are kept in memory: of a good one its value and its origin, of a bad one all of it."""
     bad = F.when(F.col("reason").isNotNull(), F.struct(*QUARANTINE_COLUMNS))
     origin = ("topic", "offset", "publish_time", "append_time", "routing_key")
-    return rows.select(*origin, _VALUE, "reason", bad.alias(_BAD))
+    return rows.select(*origin, _VALUE, "reason", bad.alias(_BAD), *also)
 
 
 def quarantined(rows: DataFrame) -> DataFrame:
