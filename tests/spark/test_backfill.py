@@ -115,7 +115,7 @@ def test_history_goes_over_into_the_live_end_at_an_exact_offset(
     version, *lines = offsets.read_text().splitlines()
     for text in ("v2\n" + "\n".join(lines), "\n".join([version, *lines, *lines[1:]]), f"{version}\n{{}}\n{{}}"):
         offsets.write_text(text)
-        assert sound(spark, _source(settings), settings["target"] + "/_checkpoint-seam", 2, None) is None
+        assert sound(spark, _source(settings), f"{tmp_path}/_checkpoint-seam", 2, None) is None
     assert json.loads(lines[1])["offsets"] == {topic: 60}
 
 

@@ -44,8 +44,7 @@ def opened(spark: SparkSession, form: str, directory: Path, **rules: Any) -> Any
         table: Any = ParquetUpserts(spark, str(directory / "t"), chosen, rows_per_file=1000)
     else:
         directory.mkdir(exist_ok=True)
-        table = IcebergUpserts(spark, _catalog(str(directory)), "danube.t", job="lake-t", rows_per_file=1000)
-        table.rules = chosen
+        table = IcebergUpserts(spark, _catalog(str(directory)), "danube.t", chosen, job="lake-t", rows_per_file=1000)
     table.evolve(spark.createDataFrame([], COLUMNS).schema)
     return table
 
@@ -200,7 +199,7 @@ def test_a_topic_of_changes_becomes_a_table(spark: SparkSession, place: Place, t
     counted = {name: report.values[name] for name in report.values if name.endswith(("messages", "rows", "copies"))}
     assert counted == {
         **{"messages": 37, "raw_rows": 37, "quarantine_rows": 1, "typed_rows": 14, "deleted_rows": 6},
-        **{"raw_copies": 0, "typed_copies": 0},
+        **{"raw_copies": 0, "typed_copies": 1},  # a row that was paid, and deleted in the same batch
     }
     expected = [(number, "paid" if number < 10 else "new") for number in range(1, 15)]
     (tmp_path / "lake" / "t").symlink_to(tmp_path / "lake" / "c_typed")

@@ -60,7 +60,7 @@ def decoded(
         value = F.when(operation == "d", gone).otherwise(after)
         is_deleted = is_empty | (operation == "d")
     else:
-        value = found
+        value = F.when(found.isNotNull(), _row(schema, {name: found[name] for name in schema.names}))
         operation = None
         is_deleted = is_empty
         if deletes:

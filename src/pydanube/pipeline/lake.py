@@ -38,6 +38,7 @@ from pydanube.pipeline.iceberg import IcebergTable
 from pydanube.pipeline.known_keys import KnownKeys
 from pydanube.pipeline.lake_settings import KNOWN as KNOWN
 from pydanube.pipeline.lake_settings import Lake as Lake
+from pydanube.pipeline.partitions import BY_DATE
 from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.pipeline.settings import local_path, scheme_of
 from pydanube.pipeline.table_files import hadoop_of, table_files
@@ -82,20 +83,20 @@ class LakeTables(NamedTuple):
 
 
 def _table(spark: SparkSession, lake: Lake, kind: str) -> LakeTable:
+    how: Any = {"rows_per_file": lake.rows_per_file, "layout": lake.layout if kind == "typed" else BY_DATE}
     if lake.format == "iceberg":
         job = f"lake-{lake.name}"
-        return IcebergTable(spark, catalog(lake), _named(lake, kind), job=job, rows_per_file=lake.rows_per_file)
+        return IcebergTable(spark, catalog(lake), _named(lake, kind), job=job, **how)
     files = table_files(spark, f"{lake.target}/{_named(lake, kind)}", lake.target_options)
-    return ParquetTable(files, rows_per_file=lake.rows_per_file)
+    return ParquetTable(files, **how)
 
 
 def _upsert_table(spark: SparkSession, lake: Lake, rules: UpsertRules) -> UpsertTable:
     if lake.format == "iceberg":
-        made = IcebergUpserts(
-            spark, catalog(lake), _named(lake, "typed"), job=f"lake-{lake.name}", rows_per_file=lake.rows_per_file
+        job = f"lake-{lake.name}"
+        return IcebergUpserts(
+            spark, catalog(lake), _named(lake, "typed"), rules, job=job, rows_per_file=lake.rows_per_file
         )
-        made.rules = rules
-        return made
     path = f"{local_path('target', lake.target)}/{_named(lake, 'typed')}"
     return ParquetUpserts(spark, path, rules, rows_per_file=lake.rows_per_file)
 

@@ -18,7 +18,8 @@ from pyspark.sql.types import (
 )
 
 from pydanube.errors import ConfigError
-from pydanube.pipeline import ddl, steps
+from pydanube.pipeline import ddl, partitions, steps
+from pydanube.pipeline.partitions import TableLayout
 from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings, local_path, scheme_of
 from pydanube.pipeline.table_files import OBJECTS, check_objects
 from pydanube.pipeline.upserts import UpsertRules
@@ -41,6 +42,8 @@ KNOWN: Final = (
     "version",
     "buckets",
     "tombstone_days",
+    "partition_by",
+    "sort_by",
     "checkpoint",
     "batch_rows",
     "rows_per_file",
@@ -82,6 +85,7 @@ class Lake:
     time: str | None
     deduplicate_days: int
     upserts: Upserting | None  # None: rows are added
+    layout: TableLayout  # of the typed table
     checkpoint: str
     rows_per_file: int
     follow_seconds: int | None
@@ -125,6 +129,7 @@ class Lake:
             key=key,
             time=time,
             upserts=upserts,
+            layout=_layout(settings, schema, upserts, has_spark),
             deduplicate_days=settings.number("deduplicate_days", 1, least=0) or 0,
             checkpoint=settings.place("checkpoint") or _checkpoint(target, name),
             rows_per_file=settings.number("rows_per_file", 1_000_000) or 1_000_000,
@@ -162,6 +167,24 @@ def _upserts(
         deletes={name: _as_text(value) for name, value in deletes.items()},
         tombstone_days=settings.number("tombstone_days", 7, least=0) or 0,
     )
+
+
+def _layout(
+    settings: JobSettings, schema: StructType | None, upserts: Upserting | None, has_spark: bool
+) -> TableLayout:
+    divided, ordered = settings.texts("partition_by"), settings.texts("sort_by")
+    for name, given in (("partition_by", divided), ("sort_by", ordered)):
+        if given and schema is None:
+            raise ConfigError(name, ", ".join(given), "with a schema: it is about the typed table")
+        if given and upserts is not None:
+            raise ConfigError(name, ", ".join(given), "nothing with mode: upsert, which divides by buckets of the key")
+    origin = StructType().add("_topic", "string").add("_offset", "long").add("_publish_time", "timestamp")
+    origin = origin.add("_append_time", "timestamp").add("_key", "string").add("date", "date")
+    columns = StructType([*(schema.fields if schema is not None else ()), *origin.fields])
+    layout = partitions.parse(divided, ordered, columns.names)
+    if has_spark:
+        partitions.check_types(layout, columns)
+    return layout
 
 
 def _as_text(value: object) -> str:

@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pydanube.client.thread import LoopThread
+from pydanube.pipeline.partitions import DIRECTORY
 from pydanube.stores.objects.urls import OpenObjectStore, open_object_store
 
 TASK_BYTES: Final = 128 << 20  # of rows that wait in memory for their files, which are smaller
@@ -186,12 +187,13 @@ class _Writer:
     def _write(self, day: Any) -> None:
         self._bytes.pop(day)
         table = pa.Table.from_batches(self._waiting.pop(day))
-        if not self._date_inside:
+        if not self._date_inside or self._by == DIRECTORY:
             table = table.drop_columns([self._by])
         stream = pa.BufferOutputStream()
         pq.write_table(_in_utc(table), stream, row_group_size=ROW_GROUP_ROWS, compression="snappy")
         named = NO_DATE if day is None else day.isoformat() if isinstance(day, date) else str(day)
-        path = f"{self._directory}/{self._by}={named}/part-{self._attempt}-{len(self._done)}.parquet"
+        below = named if self._by == DIRECTORY else f"{self._by}={named}"
+        path = f"{self._directory}/{below}/part-{self._attempt}-{len(self._done)}.parquet"
         self._files.put(path, stream.getvalue())
         self._done.append(WrittenFile(path, table.num_rows))
 

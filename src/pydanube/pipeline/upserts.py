@@ -15,13 +15,13 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from secrets import token_hex
 from time import time
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -30,6 +30,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from pydanube.errors import ConfigError
 from pydanube.pipeline.changes import DELETED, last_by_key
 from pydanube.pipeline.iceberg import COMMITS_MAX, PROGRESS, BatchProgress, IcebergTable, LocalData, transaction
+from pydanube.pipeline.partitions import Division, TableLayout
 from pydanube.pipeline.table_files import LocalFiles
 from pydanube.pipeline.tables import OlderCheckpoint, ParquetTable, TableDamaged, check_query
 from pydanube.pipeline.task_files import WrittenFile, parallelism
@@ -43,7 +44,7 @@ BUCKET_COUNT: Final = "danube.buckets"
 KEPT_SECONDS: Final = 600  # how long a reader may go on with files that were replaced
 ROWS_PER_TASK: Final = 200_000
 
-Count: TypeAlias = Callable[[int], None]
+BY_BUCKET: Final = TableLayout((Division("identity", BUCKET),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def _write(files: Any, table: str, kept: DataFrame, place: str, rows_per_file: i
         counts = {row["__new"]: row["count"] for row in kept.groupBy("__new").count().collect()}
         total = sum(counts.values())
         tasks = max(1, min(parallelism(kept.sparkSession), -(-total // ROWS_PER_TASK)))
-        found = files.write(kept.drop("__new").repartition(tasks, BUCKET), place, rows_per_file, by=BUCKET)
+        found = files.write(kept.drop("__new").repartition(tasks, BUCKET), place, rows_per_file, BY_BUCKET)
     finally:
         kept.unpersist()
     stored = sum(file.rows for file in found)
@@ -278,7 +279,11 @@ class ParquetUpserts:
 class IcebergUpserts(IcebergTable):
     """A table whose partitions are buckets of the key: a column of its own, as it is, which any engine understands."""
 
-    rules: UpsertRules
+    def __init__(
+        self, spark: SparkSession, catalog: Any, identifier: str, rules: UpsertRules, *, job: str, rows_per_file: int
+    ) -> None:
+        super().__init__(spark, catalog, identifier, job=job, rows_per_file=rows_per_file, layout=BY_BUCKET)
+        self.rules = rules
 
     def evolve(self, schema: StructType) -> None:
         super().evolve(StructType([*schema.fields, StructField(BUCKET, IntegerType())]))
@@ -290,9 +295,6 @@ class IcebergUpserts(IcebergTable):
         _check_same(self._identifier, "key", known, ",".join(self.rules.key))
         if self.rules.buckets is not None:
             _check_same(self._identifier, "buckets", self._table.properties[BUCKET_COUNT], str(self.rules.buckets))
-
-    def partitioned(self, change: Any) -> None:
-        change.add_identity(BUCKET)
 
     def first_properties(self) -> dict[str, str]:
         return {KEY: ",".join(self.rules.key), BUCKET_COUNT: str(self.rules.buckets or BUCKETS)}
@@ -336,7 +338,9 @@ class IcebergUpserts(IcebergTable):
         progress = BatchProgress(batch, written.set, place)
         expired = self._expired()
         with transaction(self._table) as change:
-            change.replace_files(old, [file.path for file in written.files], progress.summary(self._job))
+            change.replace_files(
+                old, self._data_files([file.path for file in written.files]), progress.summary(self._job)
+            )
             change.set_properties({PROGRESS: progress.to_json()})
             if expired:
                 change.expire([each.snapshot_id for each in expired])
