@@ -70,7 +70,7 @@ def test_an_iceberg_table_has_the_partitions_and_the_order_that_pyiceberg_comput
     assert opened.scan("at < '1970-01-01T00:00:00+00:00'").to_arrow().num_rows == 12
     assert opened.scan("country is null").to_arrow().num_rows == 21
     again = IcebergTable(spark, _catalog(str(tmp_path)), "danube.t", job="lake-t")
-    with pytest.raises(ConfigError, match="by which danube.t is divided"):
+    with pytest.raises(ConfigError, match=r"by which .* is divided"):
         again.evolve(frame.schema)
 
 
