@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import duckdb
 import pyarrow as pa
@@ -137,6 +138,18 @@ def test_an_iceberg_merge_goes_on_top_of_what_another_writer_did(spark: SparkSes
     assert [(field.name, str(field.transform)) for field in spec.fields] == [("_bucket", "identity")]
     rows = other.scan("_bucket = 0").to_arrow().num_rows + other.scan("_bucket = 1").to_arrow().num_rows
     assert rows == 2, "each row is in the partition that its file says"
+
+
+def test_delete_files_of_another_writer_are_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = opened(spark, "iceberg", tmp_path)
+    table.claim("query", 0)
+    table.merge(changes(spark, 0, (1, "a")), None, 0)
+    with_deletes = Mock(plan_files=lambda: [Mock(delete_files={"deletes.parquet"})])
+    monkeypatch.setattr(type(table._table), "scan", lambda *asked: with_deletes)
+    with pytest.raises(TableDamaged, match="rewrite its data files"):
+        table.merge(changes(spark, 1, (1, "b")), None, 1)
 
 
 def test_old_versions_of_a_parquet_table_stay_for_readers_and_go_later(spark: SparkSession, tmp_path: Path) -> None:

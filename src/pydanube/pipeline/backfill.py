@@ -4,7 +4,7 @@
     {checkpoint}/offsets/{batch}     ─► end   ┴─► pieces ─► all in Parquet objects?  yes: these rows; no: the stream's
 
 Spark writes down where a batch begins and ends before it runs it. The same two places determine the same messages,
-whoever reads them, so the query's batches, their numbers and its checkpoint are what they were: history goes over into
+with any reader, so the query's batches, their numbers and its checkpoint are what they were: history goes over into
 the live end at an offset, and a batch that comes again may be read the other way.
 """
 

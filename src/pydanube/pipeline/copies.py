@@ -1,6 +1,6 @@
 """Where a message may be in the log twice: only where a topic changed its owner while the message was on its way.
 
-An owner knows what it stored of every session, and stores nothing twice. Whoever takes over after a crash may not have
+An owner knows what it stored of every session, and stores nothing twice. The next owner after a crash may not have
 seen that a message was stored whose receipt was lost, and takes it when its producer sends it again: the same
 message in two epochs. So copies are looked for among messages of two epochs of a topic, and of these among those whose
 times of publishing meet: a copy keeps its time.

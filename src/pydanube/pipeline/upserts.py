@@ -6,7 +6,7 @@ them anew beside the old files. One atomic step says which files count from now 
     Parquet   {table}/versions/000000000007.json, made if there is none of that name; the greatest is the table
     Iceberg   one transaction: these files go, those come, property danube.progress
 
-What a crash leaves are files that nobody names. A batch that comes again finds itself in the newest version.
+What a crash leaves are files without a name anywhere. A batch that comes again finds itself in the newest version.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class ParquetUpserts:
         return MergedBatch(newest["set"], newest["rows"])
 
     def _made(self, batch: int, version: dict[str, Any]) -> bool:
-        """Whether the version is there now by us. Who looks finds none of it or all of it."""
+        """Whether the version is there now by us. A reader finds none of it or all of it."""
         place = Path(self.path) / "versions"
         place.mkdir(parents=True, exist_ok=True)
         text, final = place / f".{batch:012}-{token_hex(8)}", place / f"{batch:012}.json"
@@ -253,7 +253,7 @@ class ParquetUpserts:
         return version
 
     def _tidy(self) -> None:
-        """Removes what no version names that somebody may read: the newest, and those of the last ten minutes."""
+        """Removes what no version names that readers may be at: the newest, and those of the last ten minutes."""
         horizon = time() - KEPT_SECONDS
         versions = self._versions()
         for path in versions[:-1]:
