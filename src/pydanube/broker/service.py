@@ -400,7 +400,7 @@ class Broker:
 
     def _set_urls(self) -> None:
         addresses = self.config.broker
-        self.broker_url = addresses.broker_url or f"http://{addresses.client_addr}"
+        self.broker_url = addresses.broker_url or f"{self.config.grpc.scheme}://{addresses.client_addr}"
         self.connect_url = addresses.connect_url or self.broker_url
         self.stream_url = f"{self.config.stream.scheme}://{reachable(addresses.stream_addr, self.broker_url)}"
 
