@@ -233,8 +233,10 @@ class Catalog(TopicTable):
         """Removes the topic with everything it had; of a base, all partitions."""
         if name.partition_number is not None and await self.exists(name):
             raise InvalidName("topic to delete", name, f"Cannot delete individual partition: delete {name.base}")
-        counted = await partitions_asked_for(self._metadata, name)
-        doomed = [name] if await self.exists(name) else await self._named_as_partitions(name)
+        counted, doomed = None, [name]
+        if not await self.exists(name):
+            doomed = await self._named_as_partitions(name)
+            counted = await partitions_asked_for(self._metadata, name)
         for each in doomed:
             await self._delete_one(each)
         if counted is not None:  # last: what is left of them until then is not taken for a topic of fewer
