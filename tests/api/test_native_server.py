@@ -523,13 +523,13 @@ async def test_the_store_decides_about_a_client_that_has_seen_a_newer_owner() ->
 @pytest.mark.parametrize("ahead", [-1, 0, 1])
 async def test_no_number_that_a_client_chooses_after_a_takeover_ends_a_producers_name(ahead: int, counter: int) -> None:
     """An owner that could not be told of the sessions before it adopts them: 2⁶⁴ - 1 would be the last of all."""
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer("a")
-    topic = await find_topic(door.broker)
+    topic = await find_topic(server.broker)
     topic.log.sessions.adopts_unknown = True
     hostile = ((opened.epoch + ahead) << 32) + counter
-    other = await Peer.greeted(door)
+    other = await Peer.greeted(server)
     request = pb.OpenProducer(topic=ORDERS, producer_name="b", reliable=True, session=hostile)
     answer = await other.ask(open_producer=request)
     if answer.kind == "producer_opened":

@@ -287,7 +287,7 @@ async def test_deleting_a_topic_ends_its_streams_and_refuses_its_producers() -> 
 @simulated
 async def test_an_id_that_nobody_has_costs_no_look_at_any_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids are guessed by whoever likes to: a thousand a second beside 100,000 subscriptions would fill a core."""
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     for number in range(20):
         topic = await make_topic(broker, f"/default/t{number}")
         await topic.add_producer("p")
@@ -309,9 +309,9 @@ async def test_an_id_that_nobody_has_costs_no_look_at_any_topic(monkeypatch: pyt
 
 @simulated
 async def test_ids_are_found_as_long_as_somebody_has_them_and_forgotten_with_them() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
-    topics, index = broker.topics, broker.topics.rooms.services.clients
+    topics, index = broker.topics, broker.topics.context.services.clients
     producer = await topic.add_producer("p")
     gone = await topic.subscribe(SUB, Kind.SHARED, "gone")
     stays = await topic.subscribe(SUB, Kind.SHARED, "stays")

@@ -46,6 +46,7 @@ def keyed(place: Place) -> str:
     return topic
 
 
+@pytest.mark.long
 def test_keys_hold_on_any_file_system_that_spark_has(
     spark: SparkSession, place: Place, keyed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

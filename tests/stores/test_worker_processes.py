@@ -77,7 +77,7 @@ def test_it_knows_nothing_of_secrets_that_are_not_its_own(monkeypatch: pytest.Mo
     monkeypatch.setenv("https_proxy", "http://proxy:1")
 
     async def run() -> dict[str, str]:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         found = await beside.call(environment_there)
         beside.close()
         return found

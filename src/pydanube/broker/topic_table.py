@@ -138,7 +138,7 @@ class TopicTable:
 
     def find_consumer(self, consumer: ConsumerId) -> tuple[AnyTopic, AnySubscription] | None:
         """The subscription where this consumer is registered, connected or not."""
-        place = self.rooms.services.clients.consumers.find(consumer)
+        place = self.context.services.clients.consumers.find(consumer)
         topic = self._open.get(place.topic_name) if place is not None else None
         if place is None or topic is None:
             return None
@@ -148,7 +148,7 @@ class TopicTable:
         return topic, subscription
 
     def find_producer(self, producer: ProducerId) -> AnyTopic | None:
-        producers = self.rooms.services.clients.producers.find(producer)
+        producers = self.context.services.clients.producers.find(producer)
         topic = self._open.get(producers.topic) if producers is not None else None
         return topic if topic is not None and topic.producers is producers and producer in producers else None
 
