@@ -176,8 +176,8 @@ async def test_what_is_wrong_with_pipelines_stands_in_the_status_and_in_metrics(
     assert stale.name == "DanubePipelineStale" and stale.subject == "orders"
     assert "90 s old" in stale.sentence and "60 s" in stale.sentence
     text = calls.broker.telemetry.snapshot().text().decode()
-    assert 'danube_pipeline_health{pipeline="orders",job="lake",health="stale"' in text
-    assert 'danube_pipeline_quarantined_total{pipeline="orders",job="lake"' in text
+    assert 'danube_pipeline_health{pipeline="orders",health="stale"' in text
+    assert 'danube_pipeline_quarantined_total{pipeline="orders"' in text
     assert "danube_pipeline_behind_messages{" not in text, "what is not known has no number"
 
 

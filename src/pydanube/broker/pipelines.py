@@ -170,7 +170,7 @@ class PipelineDesk:
             await self._metadata.transact([Compare(key, item.revision)], [Delete(key)])
 
     async def report(self, lease: int, name: str, status: bytes) -> bool:
-        """False: another has it, or nobody. A pipeline that was deleted has no status any more. Raises ConfigError."""
+        """False: the claim is another's, or gone. A deleted pipeline has no status any more. Raises ConfigError."""
         checked = pipeline_name(name)
         if PipelineStatus.from_bytes(status) is None:
             raise ConfigError("status", "(not shown)", "a status as supervisors write it")
@@ -198,7 +198,7 @@ class PipelineDesk:
 
 
 def _claim(value: bytes) -> tuple[str, int]:
-    """The supervisor and its lease; what cannot be read is somebody's."""
+    """The supervisor and its lease; one that cannot be read is another's."""
     try:
         found = json.loads(value)
         return str(found["supervisor"]) or "unknown", int(found["lease"])

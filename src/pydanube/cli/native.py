@@ -184,7 +184,7 @@ async def consume(
 async def _note_if_new(
     client: Client, options: ConsumeOptions, parts: Sequence[str], note: Callable[[str], None]
 ) -> None:
-    """Whoever wants all that a topic has is told that a new subscription gets none of it."""
+    """Says that a new subscription gets nothing of what the topic has, which `--once` asks for."""
     try:
         await client.lag(options.topic, options.subscription)
     except SubscriptionUnknown:

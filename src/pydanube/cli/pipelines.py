@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -272,13 +272,11 @@ def supervise(
 
     A run that fails is started again from its checkpoint, later each time. Logs go to standard error.
     """
-    from pydanube.pipeline.supervisor import CHILD, Supervisor
-    from pydanube.stores.work.system import SystemClock
+    from pydanube.pipeline.supervisor import Supervisor
     from pydanube.telemetry import configure_logging
 
     configure_logging()
     called = name or f"{socket.gethostname()}:{os.getpid()}"
-    command: Sequence[str] = CHILD
 
     async def run() -> None:
         stopping = asyncio.Event()
@@ -294,7 +292,7 @@ def supervise(
         gateway = Gateway(endpoint, flag="--endpoint", name=f"supervisor {called}")
         try:
             desk = BrokerDesk(gateway, called)
-            await Supervisor(desk, SystemClock(), name=called, runs_max=runs_max, command=command).run(stopping)
+            await Supervisor(desk, name=called, runs_max=runs_max).run(stopping)
         finally:
             await gateway.close()
 

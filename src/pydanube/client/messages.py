@@ -164,6 +164,18 @@ class MessageView:
         return UNIX_EPOCH + timedelta(microseconds=stored_us) if stored_us else None
 
     @property
+    def event_time(self) -> datetime | None:
+        """When it happened, if its producer said so."""
+        time: datetime | None = self._delivery.column("event_time")[self._row]
+        return time
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        """Before when it was not to be delivered, if its producer said so."""
+        time: datetime | None = self._delivery.column("deliver_at")[self._row]
+        return time
+
+    @property
     def schema_id(self) -> int | None:
         number: int | None = self._delivery.column("schema_id")[self._row]
         return number
@@ -408,7 +420,8 @@ class LogFlushed(NamedTuple):
     head: int  # when it was asked
     first_on_disk: int
     dead_letter_topics: Sequence[str]  # that the topic's subscriptions name
-    garbage_seconds: int  # how long an object that was swapped away is kept for readers
+    garbage_seconds: int  # by when an owner that stays removes an object that was swapped away
+    set_aside: Sequence[str] = ()  # files on the owner's disk that were set aside as damaged, with what they hold
 
 
 class StorageInfo(NamedTuple):
@@ -454,12 +467,16 @@ def _runs(numbers: Sequence[int]) -> list[LogRun]:
 
 
 class Lag(NamedTuple):
-    """How far a subscription is behind. `cursor` is the last acknowledged offset, None if there is none."""
+    """How far a subscription is behind. `cursor` is the last acknowledged offset, None if there is none.
+
+    `scheduled` messages are not to be delivered yet, and not among those that it is behind.
+    """
 
     cursor: int | None
     head: int
     messages: int
     sentence: str
+    scheduled: int = 0
 
     @classmethod
     def of(cls, parts: Iterable[pb.Lag]) -> Lag:
@@ -468,10 +485,14 @@ class Lag(NamedTuple):
         if len(lags) == 1:
             [lag] = lags
             cursor = lag.cursor if lag.HasField("cursor") else None
-            return cls(cursor, lag.head, lag.lag_messages, lag.sentence)
+            return cls(cursor, lag.head, lag.lag_messages, lag.sentence, lag.scheduled)
         messages = sum(lag.lag_messages for lag in lags)
         return cls(
-            None, sum(lag.head for lag in lags), messages, "; ".join(dict.fromkeys(lag.sentence for lag in lags))
+            None,
+            sum(lag.head for lag in lags),
+            messages,
+            "; ".join(dict.fromkeys(lag.sentence for lag in lags)),
+            sum(lag.scheduled for lag in lags),
         )
 
 

@@ -111,6 +111,24 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "is more. Whoever stops the process must wait longer.",
         flag="--shutdown-timeout",
     ),
+    "broker.grpc_server": Setting(
+        one_of("own", "grpcio"),
+        "Which gRPC server listens at the client port: ours, or that of grpcio, which costs about ten times as much "
+        "CPU; see [the gRPC port](grpc.md).",
+        field="grpc.server",
+    ),
+    "broker.grpc_tls.cert_file": Setting(
+        path, "Certificate chain in PEM. Without it the client port is plain TCP.", field="grpc.cert_file"
+    ),
+    "broker.grpc_tls.key_file": Setting(path, "Its key in PEM, without a password.", field="grpc.key_file"),
+    "broker.grpc_tls.ca_file": Setting(
+        path, "In PEM: clients show a certificate that one of these has signed.", field="grpc.ca_file"
+    ),
+    "broker.grpc_tls.clients": Setting(
+        one_of("required", "optional"),
+        "With `ca_file`: whether a client without a certificate is let in.",
+        field="grpc.clients",
+    ),
     # general
     "cluster_name": Setting(
         text, "Part of the store's identity. The same on every broker of a cluster.", field="cluster.cluster_name"

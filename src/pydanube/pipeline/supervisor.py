@@ -48,6 +48,7 @@ from pydanube.core.pipelines.machine import (
 from pydanube.core.pipelines.status import PipelineStatus, RunOutcome, facts_of
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.ports import Clock
+from pydanube.stores.work.system import SystemClock
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class Desk(Protocol):
     async def release(self, lease: int, name: str) -> None: ...
 
     async def report(self, lease: int, name: str, status: PipelineStatus) -> bool:
-        """False: another has it, or nobody."""
+        """False: the claim is another's, or gone."""
         ...
 
 
@@ -89,7 +90,7 @@ class Supervisor:
     def __init__(
         self,
         desk: Desk,
-        clock: Clock,
+        clock: Clock | None = None,
         *,
         name: str,
         runs_max: int,
@@ -98,7 +99,7 @@ class Supervisor:
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
         self._desk = desk
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._command = command
         self._list_seconds = list_seconds
         self._tick_seconds = tick_seconds
@@ -300,7 +301,7 @@ class Child:
             code = await self._until_it_ends(command)
         except OSError as failure:
             self._error = f"it cannot be started: {(failure.strerror or str(failure)).lower()}"
-        except Exception as bug:  # a run that nobody says the end of would hold its pipeline for ever
+        except Exception as bug:  # a run without an end would hold its pipeline for ever
             log.exception("pipeline not followed", extra={"pipeline": self.name})
             self._error = f"it cannot be followed: {type(bug).__name__}"
         finally:

@@ -132,6 +132,7 @@ class SubscriptionNow(NamedTuple):
     dead_lettered: int
     lag_seconds: float | None = None
     catch_up_seconds: float | None = None
+    scheduled: int | None = None  # None: non-reliable
 
     @classmethod
     def of(
@@ -150,6 +151,7 @@ class SubscriptionNow(NamedTuple):
             dead_lettered=metrics.dead_lettered.value,
             lag_seconds=0.0 if standing and standing.lag == 0 else metrics.lag_seconds,
             catch_up_seconds=0.0 if standing and standing.lag == 0 else metrics.catch_up_seconds,
+            scheduled=standing.scheduled if standing else None,
         )
 
 
@@ -314,6 +316,9 @@ class MetricsSnapshot(NamedTuple):
         text = "Age of the oldest message that was not acknowledged; no line: not known"
         late = [(each.labels, each.lag_seconds) for each in every if each.lag_seconds is not None]
         yield gauge_family("danube_subscription_lag_seconds", text, labels, late)
+        text = "Messages that are not to be delivered yet, as far as the subscription has come to them; they are no lag"
+        later = [(each.labels, each.scheduled) for each in every if each.scheduled is not None]
+        yield gauge_family("danube_subscription_scheduled_messages", text, labels, later)
         text = "Until it has caught up, at the rate of the last minute: +Inf if never; no line: not known"
         hopes = [(each.labels, each.catch_up_seconds) for each in every if each.catch_up_seconds is not None]
         yield gauge_family("danube_subscription_catch_up_seconds", text, labels, hopes)

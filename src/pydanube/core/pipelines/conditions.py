@@ -38,7 +38,6 @@ class PipelineRow(NamedTuple):
     """What metrics say of one. None: not known."""
 
     name: str
-    job: str
     health: str
     fresh_seconds: float | None
     goal_seconds: int | None
@@ -54,7 +53,6 @@ class PipelineRow(NamedTuple):
         status, found = known.status or PipelineStatus(), known.verdict(now_us)
         return cls(
             known.name,
-            known.declaration.job,
             found.health.value,
             found.fresh_seconds,
             known.declaration.freshness_seconds,

@@ -57,7 +57,7 @@ class LeaseGranted(NamedTuple):
 
 
 class LeaseEnded(NamedTuple):
-    """It was lost, or nobody knows whether it still lasts."""
+    """It was lost, or it is not known to last."""
 
 
 class ClaimAnswered(NamedTuple):

@@ -28,7 +28,7 @@ class RunOutcome(enum.StrEnum):
     FAILED = "failed"  # it crashed, or ended without a word
     REFUSED = "refused"  # its settings, or what they refer to
     STOPPED = "stopped"  # it was told to
-    LOST = "lost"  # its supervisor ended first, and nobody knows how it went
+    LOST = "lost"  # its supervisor ended first: how it went is not known
 
 
 FAILURES: Final = frozenset({RunOutcome.NOT_GOOD, RunOutcome.FAILED, RunOutcome.REFUSED})
