@@ -249,8 +249,6 @@ class SubscriptionBusy(Refused):
     "it when it is delivered again"
 )
 class AckOutdated(Refused):
-    """`offset` was delivered before a seek moved the subscription, and not since: it comes again, or is behind it."""
-
     topic: str
     subscription: str
     offset: int

@@ -67,11 +67,7 @@ CLOUD_COUNTS: Final = (
     ("merges", "danube_cloud_merges", "Small objects made one"),
     ("objects_read", "danube_durable_history_segments_read", "Objects opened for reading"),
     ("bytes_read", "danube_durable_history_read_bytes", "Bytes read from objects"),
-    (
-        "errors",
-        "danube_durable_history_reader_errors",
-        "Objects that are missing or damaged, each time one was asked for",
-    ),
+    ("errors", "danube_durable_history_reader_errors", "Objects missing or damaged, each time one was asked for"),
 )
 
 BROKER_STATES: Final = ("active", "draining", "drained")
