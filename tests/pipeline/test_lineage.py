@@ -186,6 +186,9 @@ def test_each_job_says_what_it_reads_and_what_it_makes() -> None:
     assert outputs_of("lake", LAKE) == [
         Dataset("s3://lake", f"tables/orders_eu_{kind}") for kind in ("raw", "typed", "quarantine")
     ]
+    iceberg = {**LAKE, "format": "iceberg", "schema": None, "catalog": {"warehouse": "gs://warehouse/x"}}
+    assert outputs_of("lake", iceberg) == [Dataset("gs://warehouse", "danube.orders_eu_raw")]
+    assert outputs_of("maintain", {"target": "/lake", "tables": ["a.b"]}) == [Dataset("file", "a.b")]
     copy = {**LAKE, "to_topic": "/default/again"}
     assert outputs_of("replay", copy) == [Dataset("danube://broker-1:6651", "/default/again")]
     assert outputs_of("replay", {**LAKE, "to_file": "/x.jsonl"}) == [Dataset("file", "/x.jsonl")]

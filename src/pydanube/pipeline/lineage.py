@@ -110,14 +110,30 @@ def outputs_of(job: str, settings: Mapping[str, Any]) -> list[Dataset]:
         inputs = inputs_of(settings)
         name = settings.get("name") or (inputs[0].name.rpartition("/")[2] if inputs else "lake")
         kinds = ("raw", "typed", "quarantine") if settings.get("schema") else ("raw",)
-        return [dataset_at(f"{target}/{str(name).replace('-', '_')}_{kind}") for kind in kinds]
+        names = [f"{name}_{kind}".replace("-", "_") for kind in kinds]
+        if settings.get("format") == "iceberg":
+            return _tables(settings, [f"danube.{each}" for each in names])
+        return [dataset_at(f"{target}/{each}") for each in names]
+    if job == "maintain":
+        given = settings.get("tables") or ()
+        named = given.split(",") if isinstance(given, str) else given
+        name = str(settings.get("name")).replace("-", "_")
+        return _tables(settings, named or [f"danube.{name}_{kind}" for kind in ("raw", "typed", "quarantine")])
     if job == "replay":
         if settings.get("to_file"):
             return [dataset_at(str(settings["to_file"]))]
         return inputs_of({**settings, "topics": None, "topic": settings.get("to_topic")})
     if job == "stats":
         return [dataset_at(str(settings[each])) for each in ("page", "json") if settings.get(each)]
-    return inputs_of(settings) if job in ("compact", "erase", "maintain") else []
+    return inputs_of(settings) if job in ("compact", "erase") else []
+
+
+def _tables(settings: Mapping[str, Any], identifiers: Sequence[str]) -> list[Dataset]:
+    """Iceberg tables, by their identifiers in the warehouse."""
+    catalog = settings.get("catalog")
+    warehouse = catalog.get("warehouse") if isinstance(catalog, Mapping) else None
+    where = dataset_at(str(warehouse if isinstance(warehouse, str) else settings.get("target", "")))
+    return [Dataset(where.namespace, each.strip()) for each in identifiers]
 
 
 def dataset_at(place: str) -> Dataset:

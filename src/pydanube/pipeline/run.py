@@ -23,6 +23,7 @@ JOBS: Final = {
     "audit": "proves a topic: offsets, objects, checksums, repetitions, receipts",
     "replay": "a range of a topic again, to another topic or to a file",
     "erase": "the bytes of a key's messages go from history; offsets stay",
+    "maintain": "Iceberg tables of lake: small files rewritten, snapshots expired, orphans removed",
     "stats": "counts, bytes, keys and latencies per topic and hour",
 }
 
@@ -107,6 +108,11 @@ def _run_call(
     job: str, call: JobCall, master: str | None, remote: str | None, as_json: bool, progress: TextIO | None
 ) -> JobReport:
     module, values, spark_conf, _ = call
+    if not getattr(module, "NEEDS_SPARK", True):
+        with QueryWatch(job, as_json=as_json, stream=progress) as watch:
+            done: JobReport = module.run(None, dict(values), watch)
+        done.seconds = watch.seconds
+        return done
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
