@@ -1,4 +1,4 @@
-"""What is wrong with pipelines: under the names of the alerts, once it has lasted, and only at the broker that leads."""
+"""What is wrong with pipelines: under the names of the alerts, once it has lasted, and at the leader alone."""
 
 from __future__ import annotations
 
