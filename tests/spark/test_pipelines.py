@@ -132,3 +132,17 @@ def until_fresh(supervisor: str) -> None:
         if is_ours and time.time() - found["fresh_seconds"] > began + 1 and found["behind_messages"] == 0:
             return
     raise AssertionError(found)
+
+
+def test_explain_shows_which_filters_the_source_took_over(
+    spark: SparkSession, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = place.new_topic("explained")
+    place.send(topic, [b"x"] * 10)
+    source = spark.read.format("danube").option("service.url", place.url).option("subscribe", topic)
+    rows = source.option("pushFilters", "true").load().where("offset >= 3 and length(payload) = 1")
+    rows.explain("formatted")
+    plan = capsys.readouterr().out
+    taken = next(line for line in plan.splitlines() if line.startswith("PushedFilters"))
+    assert "GreaterThanOrEqual(offset,3)" in taken and "payload" not in taken, plan
+    assert rows.count() == 7

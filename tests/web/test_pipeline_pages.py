@@ -44,7 +44,7 @@ def test_pipelines_stand_on_a_page_with_what_is_known_and_what_is_not(web: Web) 
     web.run(failing(web))
     page = web.get("/pipelines")
     assert page.status == 200 and "<b>no bucket" not in page.body
-    assert "orders lake follows, every 30s failing unknown" in page.text
+    assert "orders lake follows, every 30s failing – of 5 min" in page.text
     assert "the last run failed: <b>no bucket</b>, 3 times in a row" in page.text
     assert "12,345" in page.text and "host-1:77" in page.text
     assert "new stats cron @daily" in page.text and "waits for a supervisor" in page.text

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Self, TextIO
 
 from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DanubeError, Refused
+from pydanube.pipeline.lineage import Lineage, LineageSettings
 from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.pipeline.settings import dotted, read_settings
 
@@ -67,12 +68,14 @@ def check_values(job: str, values: Mapping[str, Any]) -> JobCall:
     if not isinstance(given, dict):
         raise ConfigError("spark", given, "names and values of Spark's own settings")
     spark_conf = {str(name): str(value) for name, value in given.items()}
+    told = {name: found.pop(name) for name in [*found] if name.startswith("lineage")}
+    lineage = LineageSettings.parse(job, told, found)
     try:
         module: Any = import_module(f"pydanube.pipeline.{job}")
     except ImportError:
         raise SparkMissing from None
     module.check(dict(found))
-    return JobCall(module, found, spark_conf)
+    return JobCall(module, found, spark_conf, lineage)
 
 
 def run_values(
@@ -86,7 +89,25 @@ def run_values(
 ) -> JobReport:
     """`progress` is where lines about it go, one JSON object each; else stderr. Raises as `run_job`."""
     # A mistake is said at once: Spark takes seconds, or a cluster's minutes, to start.
-    module, values, spark_conf = check_values(job, values)
+    call = check_values(job, values)
+    lineage = Lineage(call.lineage, job, call.values)
+    lineage.began()
+    try:
+        report = _run_call(job, call, master, remote, as_json, progress)
+    except BaseException as error:
+        is_failure = isinstance(error, Exception)
+        lineage.ended("FAIL" if is_failure else "ABORT", str(error) if is_failure else "it was interrupted")
+        raise
+    told = lineage.ended("COMPLETE" if report.is_good else "FAIL", "; ".join(report.problems[:3]))
+    if told is not None:
+        report.values["lineage"] = told
+    return report
+
+
+def _run_call(
+    job: str, call: JobCall, master: str | None, remote: str | None, as_json: bool, progress: TextIO | None
+) -> JobReport:
+    module, values, spark_conf, _ = call
     if not getattr(module, "NEEDS_SPARK", True):
         with QueryWatch(job, as_json=as_json, stream=progress) as watch:
             done: JobReport = module.run(None, dict(values), watch)
@@ -130,6 +151,7 @@ class JobCall(NamedTuple):
     module: Any
     values: dict[str, Any]
     spark_conf: dict[str, str]
+    lineage: LineageSettings | None
 
 
 class SparkLog:

@@ -174,7 +174,7 @@ _PATHS = ("file", "path", "url", "uri", "provider")
 _USER = re.compile(r"//[^/@\s]+:[^/@\s]+@")
 
 
-_NESTED = ("service", "storage", "tls")  # everything else that holds names is a value itself
+_NESTED = ("service", "storage", "tls", "lineage")  # everything else that holds names is a value itself
 
 
 def dotted(found: Mapping[str, Any]) -> dict[str, Any]:
