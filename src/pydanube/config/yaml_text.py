@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pydanube.config.checks import HIDDEN
+from pydanube.core.hidden import HIDDEN
 from pydanube.errors import ConfigError
 
 # Names of tokens and signs are YAML's own words. Everything else in quotes is the file's.
