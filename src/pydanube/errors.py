@@ -27,6 +27,7 @@
     │   ├── MessageTooLarge      over the policy's limit
     │   ├── BrokerUnknown        no such broker in the cluster
     │   ├── MoveRefused          the topic or broker cannot be unloaded as the cluster stands
+    │   ├── RequestFailed        the server of a request raised an error
     │   └── ClientClosed         the client, producer or consumer was closed before
     │       ├── NeverOpened          it was not opened yet: `async with` is missing
     │       └── ConsumerStopped      it was told to receive no more
@@ -288,6 +289,14 @@ class MoveRefused(Refused):
     """`what` (a topic, or a broker with its topics) cannot be moved away as the cluster stands. `why` is a sentence."""
 
     what: str
+    why: str
+
+
+@says("{topic} could not answer: {why}")
+class RequestFailed(Refused):
+    """The server of a request to `topic` raised an error."""
+
+    topic: str
     why: str
 
 

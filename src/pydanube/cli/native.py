@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from pydanube.cli.catching_up import PartitionProgress
@@ -19,6 +19,7 @@ from pydanube.client.brokers import addresses_of
 from pydanube.client.client import connect
 from pydanube.client.grpc import listening
 from pydanube.core.cluster.conditions import noun
+from pydanube.core.units import UNIX_EPOCH
 from pydanube.errors import (
     DanubeError,
     DeadlineExceeded,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 DIAL_SECONDS: Final = 5.0
 CALL_SECONDS: Final = 30.0
 WINDOW_MESSAGES: Final = 1_000
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @asynccontextmanager
@@ -162,7 +162,7 @@ async def consume(
         if options.once and options.start == "latest":
             await _note_if_new(client, options, parts, note)
         # A window of `count` takes no messages from other consumers.
-        window = {"window_messages": min(options.count, WINDOW_MESSAGES)} if options.count else {}
+        window = min(options.count, WINDOW_MESSAGES) if options.count else None
         async with client.consumer(
             options.topic,
             subscription=options.subscription,
@@ -170,7 +170,7 @@ async def consume(
             type=options.sub_type,
             start=options.start,
             key_filters=options.key_filters,
-            **window,
+            window_messages=window,
         ) as consumer:
             note(f"subscribed to {', '.join(parts)} as {options.subscription}")
             source = NativeSource(client, consumer, options.subscription, parts, is_reliable=info.reliable)
@@ -230,7 +230,7 @@ class NativeSource:
             message.offset,
             message.payload,
             message.producer_name or "",
-            (message.publish_time - EPOCH) // timedelta(milliseconds=1),
+            (message.publish_time - UNIX_EPOCH) // timedelta(milliseconds=1),
             message.key,
             message.attributes,
             self._is_reliable,

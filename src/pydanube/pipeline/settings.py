@@ -144,7 +144,7 @@ def read_settings(file: Path | None, changes: Collection[str] = ()) -> dict[str,
         found = parse_yaml(text, "--conf", str(file), "YAML or JSON")
         if not isinstance(found, dict):
             raise ConfigError("--conf", str(file), "names and values")
-        values.update(_dotted(found))
+        values.update(dotted(found))
     for change in changes:
         name, separator, value = change.partition("=")
         name = name.strip()
@@ -173,7 +173,8 @@ _USER = re.compile(r"//[^/@\s]+:[^/@\s]+@")
 _NESTED = ("service", "storage", "tls")  # everything else that holds names is a value itself
 
 
-def _dotted(found: Mapping[str, Any]) -> dict[str, Any]:
+def dotted(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under their whole names: `service.url`, also of `{service: {url: …}}`."""
     values: dict[str, Any] = {}
     for name, value in found.items():
         if name in _NESTED and isinstance(value, dict):

@@ -37,7 +37,7 @@ COLUMNS: Final = (
     "attributes",
     "payload",
 )
-EXTRA_COLUMNS: Final = ("request_id", "producer_id", "sequence", "epoch", "append_time")
+EXTRA_COLUMNS: Final = ("request_id", "producer_id", "sequence", "epoch", "append_time", "event_time", "deliver_at")
 
 CONNECTION_OPTIONS: Final = (
     "service.url",
