@@ -103,7 +103,7 @@ async def test_partitions_are_found_in_order_and_belong_to_their_base_alone() ->
 @simulated
 async def test_a_name_like_a_partitions_is_none_of_a_partitioned_topic_that_has_fewer() -> None:
     """Clients of the base would send messages there, where others read them."""
-    topics = (await Host().boot()).topics
+    topics = (await BrokerFixture().boot()).topics
     base = TopicName("/default/foo")
     await topics.create_partitioned(base, 4, delivery=RELIABLE)
     for number in (4, 9):
@@ -122,7 +122,7 @@ async def test_a_name_like_a_partitions_is_none_of_a_partitioned_topic_that_has_
 
 @simulated
 async def test_a_foreign_partition_that_an_older_broker_made_is_not_sent_to_and_goes_with_the_base() -> None:
-    topics = (await Host().boot()).topics
+    topics = (await BrokerFixture().boot()).topics
     base = TopicName("/default/foo")
     await topics.create_partitioned(base, 2, delivery=RELIABLE)
     record = await topics._metadata.get(keys.partitioned(base))
@@ -137,7 +137,7 @@ async def test_a_foreign_partition_that_an_older_broker_made_is_not_sent_to_and_
 
 @simulated
 async def test_a_partitioned_topic_that_was_half_made_is_finished_by_the_same_order() -> None:
-    topics = (await Host().boot()).topics
+    topics = (await BrokerFixture().boot()).topics
     base = TopicName("/default/foo")
     create, made = topics.create, 0
 
@@ -188,7 +188,7 @@ async def make_topic_of(topics: Catalog, name: TopicName) -> None:
 
 @simulated
 async def test_no_topic_outlives_its_namespace_whoever_is_first() -> None:
-    topics = (await Host().boot()).topics
+    topics = (await BrokerFixture().boot()).topics
     await topics.create_namespace(TEAM)
     # The namespace goes between the look at it and the making.
     Meanwhile(topics, keys.topic(LATE), lambda: topics.delete_namespace(TEAM))
@@ -226,7 +226,7 @@ async def test_no_topic_outlives_its_namespace_whoever_is_first() -> None:
 
 @simulated
 async def test_a_removal_that_was_cut_off_leaves_a_namespace_that_can_be_used_and_removed() -> None:
-    topics = (await Host().boot()).topics
+    topics = (await BrokerFixture().boot()).topics
     await topics.create_namespace(TEAM)
 
     async def die() -> None:
@@ -246,7 +246,7 @@ async def test_a_removal_that_was_cut_off_leaves_a_namespace_that_can_be_used_an
 
 @simulated
 async def test_limits_that_change_while_a_topic_is_made_do_not_stop_it() -> None:
-    topics = (await Host().boot()).topics
+    topics = (await BrokerFixture().boot()).topics
     await topics.create_namespace(TEAM)
     key = keys.namespace_policy(TEAM)
 
@@ -260,7 +260,7 @@ async def test_limits_that_change_while_a_topic_is_made_do_not_stop_it() -> None
 
 @simulated
 async def test_a_start_does_not_undo_limits_that_are_set_at_that_moment() -> None:
-    topics = (await Host().boot()).topics
+    topics = (await BrokerFixture().boot()).topics
     await topics.create_namespace(TEAM)
     key = keys.namespace_policy(TEAM)
     limits = b'{"max_producers_per_topic": 3, "limits_set": ["max_producers_per_topic"]}'
