@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pydanube.cli import pipelines
 from pydanube.config import Flags, load
 from pydanube.errors import ConfigError
 from pydanube.pipeline.settings import JobSettings, read_settings
@@ -62,7 +63,13 @@ def of_set(text: str, tmp_path: Path) -> None:
     read_settings(None, [f"columns={text}"])
 
 
-READERS = (of_config, of_job, of_set)
+def of_pipelines(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "pipelines.yml"
+    file.write_text(f"name: a\n---\n{text}")
+    list(pipelines.read(file))
+
+
+READERS = (of_config, of_job, of_set, of_pipelines)
 
 
 def refusal(act: Callable[[], object]) -> ConfigError | None:

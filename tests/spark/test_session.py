@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
+from pydanube.spark import session
 from pydanube.spark.java import java_home
 from pydanube.spark.session import choose, python_of
 
@@ -40,6 +43,26 @@ def test_what_the_program_says_wins() -> None:
     chosen = choose(submitted, master="local[2]", conf={SHUFFLE: "3"})
     assert chosen.master == "local[2]" and chosen.settings[SHUFFLE] == "3"
     assert choose(submitted, conf={"spark.master": "local"}).master == "local"
+
+
+def test_no_secret_stands_in_the_command_line_of_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark writes what it is told at its start behind --conf; the session is told all of it."""
+    begun: dict[str, str] = {}
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(
+        SparkContext, "_ensure_initialized", classmethod(lambda cls, conf: begun.update(dict(conf.getAll())))
+    )
+    monkeypatch.setattr(SparkContext, "_jvm", None)
+    given = {
+        "spark.driver.memory": "2g",
+        "spark.hadoop.fs.s3a.secret.key": "hunter2",
+        "spark.sql.catalog.lake.token": "hunter2",
+        "spark.hadoop.fs.s3a.aws.credentials.provider": "a.b.C",
+        "spark.authenticate.secret.file": "/run/secrets/spark",
+    }
+    session._present(None, given)
+    assert "hunter2" not in begun.values() and len(begun) == 3
+    assert choose({}, conf=given).settings["spark.hadoop.fs.s3a.secret.key"] == "hunter2"
 
 
 def test_the_interpreter_of_executors_is_the_one_that_was_named() -> None:

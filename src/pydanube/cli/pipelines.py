@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-import yaml
 
 from pydanube.admin import calls, values
 from pydanube.admin.gateway import Gateway
@@ -27,6 +26,7 @@ from pydanube.cli.contexts import DEFAULT_ENDPOINT, resolve
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields, print_rows
 from pydanube.cli.pipeline import app
+from pydanube.config.yaml_text import parse_documents
 from pydanube.core.cluster.conditions import words
 from pydanube.core.pipelines.declaration import Declaration
 from pydanube.core.pipelines.machine import DeclaredPipeline
@@ -67,11 +67,12 @@ def _applied(done: Any) -> dict[str, object]:
 def read(file: Path) -> Iterator[dict[str, Any]]:
     """The declarations of a file. Raises ConfigError."""
     try:
-        documents = [each for each in yaml.safe_load_all(file.read_text()) if each is not None]
+        text = file.read_text("utf-8")
     except OSError as error:
         raise ConfigError("FILE", str(file), f"a file that can be read: {(error.strerror or '').lower()}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("FILE", str(file), f"YAML: {' '.join(str(error).split())}") from error
+    except UnicodeDecodeError:
+        raise ConfigError("FILE", str(file), "a file in YAML, in UTF-8") from None
+    documents = [each for each in parse_documents(text, "FILE", str(file)) if each is not None]
     if not documents:
         raise ConfigError("FILE", str(file), "a pipeline: name, job, settings, and follow, every or cron")
     names = [each.get("name") for each in documents if isinstance(each, dict)]

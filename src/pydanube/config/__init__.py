@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from pydanube.config import checks
-from pydanube.config.checks import HIDDEN
 from pydanube.config.file import Values, read
 from pydanube.config.flags import Flags as Flags
 from pydanube.config.grpc import GrpcConfig
@@ -25,6 +24,7 @@ from pydanube.core.cluster.lifecycle import TTL_SECONDS
 from pydanube.core.commit.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT
 from pydanube.core.dispatch.consumer_window import UNACKED_MAX_DEFAULT
 from pydanube.core.dispatch.lag import Heartbeat
+from pydanube.core.hidden import HIDDEN
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import NamespaceName
 from pydanube.core.policies import UNLIMITED, TopicPolicy

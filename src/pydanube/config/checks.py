@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from pydanube.core.dispatch.lag import Heartbeat
+from pydanube.core.hidden import HIDDEN
 from pydanube.core.names import NamespaceName
 from pydanube.errors import ConfigError, InvalidName
 
 Check: TypeAlias = Callable[[str, object], object]
-
-HIDDEN: Final = "(hidden)"
 
 
 def text(key: str, value: object) -> str:

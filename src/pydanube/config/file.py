@@ -17,9 +17,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-from pydanube.config.checks import HIDDEN, shown
+from pydanube.config.checks import shown
 from pydanube.config.settings import SETTINGS
 from pydanube.config.yaml_text import parse_yaml
+from pydanube.core.hidden import HIDDEN
 from pydanube.errors import ConfigError
 
 T = TypeVar("T")

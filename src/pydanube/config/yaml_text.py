@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pydanube.config.checks import HIDDEN
+from pydanube.core.hidden import HIDDEN
 from pydanube.errors import ConfigError
 
 # Names of tokens and signs are YAML's own words. Everything else in quotes is the file's.
@@ -19,10 +19,20 @@ _QUOTED: Final = re.compile(r"'(\\.|[^'])*'|\"(\\.|[^\"])*\"")
 
 def parse_yaml(text: str, key: str, source: str, allowed: str = "YAML") -> object:
     """What the text says; `source` is where it is from. Raises ConfigError."""
+    [found] = _parse(text, key, source, allowed, all_documents=False)
+    return found
+
+
+def parse_documents(text: str, key: str, source: str, allowed: str = "YAML") -> list[object]:
+    """The same of each part between lines of three dashes."""
+    return _parse(text, key, source, allowed, all_documents=True)
+
+
+def _parse(text: str, key: str, source: str, allowed: str, *, all_documents: bool) -> list[object]:
     import yaml  # here: commands that have no file need not wait for it
 
     try:
-        return yaml.safe_load(text)
+        return list(yaml.safe_load_all(text)) if all_documents else [yaml.safe_load(text)]
     except yaml.YAMLError as error:
         why = _problem(error)
     except ValueError:  # of a day that no calendar has, or a number without digits

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pydanube.config.checks import HIDDEN
 from pydanube.config.yaml_text import parse_yaml
+from pydanube.core.hidden import HIDDEN, names_a_secret
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError
 from pydanube.spark.options import PEM
@@ -164,13 +164,9 @@ def _is_secret(name: str, value: object) -> bool:
         return any(_is_secret(f"{name}.{inner}", each) for inner, each in value.items())
     if not isinstance(value, str):
         return False
-    last = re.split(r"[._-]", name.lower())[-1]
-    is_named = any(word in name.lower() for word in _SECRETS) and last not in _PATHS
-    return is_named or value.lstrip().startswith(PEM) or _USER.search(value) is not None
+    return names_a_secret(name) or value.lstrip().startswith(PEM) or _USER.search(value) is not None
 
 
-_SECRETS = ("secret", "token", "passw", "credential", "access-key", "access_key", "account_key", "account-key")
-_PATHS = ("file", "path", "url", "uri", "provider")
 _USER = re.compile(r"//[^/@\s]+:[^/@\s]+@")
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias
 
-from pydanube.config.checks import HIDDEN
+from pydanube.core.hidden import HIDDEN
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, InvalidName
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from pyspark.errors import PySparkImportError
 from pyspark.sql import SparkSession
 
+from pydanube.core.hidden import names_a_secret
 from pydanube.errors import ConfigError
 from pydanube.spark.java import java_home
 from pydanube.spark.ship import is_here, ship
@@ -127,7 +128,8 @@ def _present(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not is_submitted and is_here(master or conf.get(MASTER) or LOCAL):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    begun = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+    # What starts the JVM stands in its command line, which all users of the machine see. The session gets all of them.
+    begun = SparkConf(loadDefaults=False).setAll([each for each in conf.items() if not names_a_secret(each[0])])
     if master is not None:
         begun.setMaster(master)
     SparkContext._ensure_initialized(conf=begun)
