@@ -220,7 +220,7 @@ def test_a_topic_of_changes_becomes_a_table(spark: SparkSession, place: Place, t
         assert duck(form, tmp_path / "lake") == expected
     else:
         assert rows_of(_catalog(settings["target"]).load_table("danube.c_typed").scan().to_arrow()) == expected
-    with pytest.raises(ConfigError, match="append"):
+    with pytest.raises(ConfigError, match=r"upsert, with which .* was made"):
         lake.run(spark, {**settings, "mode": "append", "envelope": None, "buckets": None}, quiet())
 
 

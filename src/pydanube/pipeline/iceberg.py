@@ -501,7 +501,9 @@ class RemoteData:
     def write(
         self, rows: DataFrame, place: str, rows_per_file: int, layout: TableLayout = BY_DATE
     ) -> list[WrittenFile]:
-        rows, by = with_directory(rows, layout, rows.schema), DIRECTORY
+        by = "date"
+        if layout != BY_DATE:
+            rows, by = with_directory(rows, layout, rows.schema), DIRECTORY
         found = write_by_tasks(rows, self._access, place, rows_per_file=rows_per_file, date_inside=True, by=by)
         # A FileIO cannot list.
         self._access.put(f"{place}/_files.json", json.dumps([list(file) for file in found]).encode())

@@ -46,6 +46,7 @@ WIDER: Final[dict[type[DataType], tuple[type[DataType], ...]]] = {
 
 
 BATCH: Final = "__batch"  # the column that says of which batch a row is
+UPSERTS: Final = "_bucket"  # what divides the tables of `upserts.py`
 OTHERS: Final = -1  # in place of a batch
 
 Check: TypeAlias = Callable[[int], None]
@@ -178,6 +179,9 @@ def check_query(table: str, theirs: str | None, ours: str, newest: int, batch: i
 
 def check_partitions(table: str, there: str, layout: TableLayout) -> None:
     """Raises ConfigError if a table is divided in another way."""
+    if there != str(layout) and UPSERTS in (there, str(layout)):
+        asked, made = ("append", "upsert") if there == UPSERTS else ("upsert", "append")
+        raise ConfigError("mode", asked, f"{made}, with which {table} was made: or use another name for a new one")
     if there != str(layout):
         raise ConfigError("partition_by", str(layout), f"{there}, by which {table} is divided: or use another name")
 

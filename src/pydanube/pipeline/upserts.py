@@ -32,12 +32,12 @@ from pydanube.pipeline.changes import DELETED, last_by_key
 from pydanube.pipeline.iceberg import COMMITS_MAX, PROGRESS, BatchProgress, IcebergTable, LocalData, transaction
 from pydanube.pipeline.partitions import Division, TableLayout
 from pydanube.pipeline.table_files import LocalFiles
-from pydanube.pipeline.tables import OlderCheckpoint, ParquetTable, TableDamaged, check_query
+from pydanube.pipeline.tables import UPSERTS, OlderCheckpoint, ParquetTable, TableDamaged, check_query
 from pydanube.pipeline.task_files import WrittenFile, parallelism
 
 log = logging.getLogger(__name__)
 
-BUCKET: Final = "_bucket"
+BUCKET: Final = UPSERTS
 BUCKETS: Final = 16
 KEY: Final = "danube.key"
 BUCKET_COUNT: Final = "danube.buckets"
@@ -156,12 +156,10 @@ class ParquetUpserts:
         self._rules = rules
         self._rows_per_file = rows_per_file
         self._files = LocalData(spark)
-        self._schemas = ParquetTable(LocalFiles(spark, path))
+        self._schemas = ParquetTable(LocalFiles(spark, path), layout=BY_BUCKET)
         self._query = ""
 
     def evolve(self, schema: StructType) -> None:
-        if any(Path(self.path).glob("batch=*")):
-            raise ConfigError("mode", "upsert", f"append, as {self.path} has it: use another name for a new table")
         newest = self._newest()
         if newest is not None:
             _check_same(self.path, "key", ",".join(newest["key"]), ",".join(self._rules.key))
@@ -289,8 +287,8 @@ class IcebergUpserts(IcebergTable):
         super().evolve(StructType([*schema.fields, StructField(BUCKET, IntegerType())]))
         known = self._table.properties.get(KEY)
         if known is None:
-            raise ConfigError(
-                "mode", "upsert", f"append, as {self._identifier} has it: use another name for a new table"
+            raise TableDamaged(
+                self._identifier, f"its property {KEY} is gone, so nothing says what its rows are told by"
             )
         _check_same(self._identifier, "key", known, ",".join(self.rules.key))
         if self.rules.buckets is not None:
