@@ -19,13 +19,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from random import Random
 
 import duckdb
 from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import RESTError
 from pyspark.sql import SparkSession
 
 import pydanube
@@ -191,7 +192,7 @@ def until(is_so: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def agree(spark: SparkSession, cluster: Cluster, topic: str = "/default/live-orders") -> int:
+def agree(spark: SparkSession, cluster: Cluster, topic: str = "/default/live_orders") -> int:
     """0 if Spark, DuckDB and PyIceberg read the orders that were acknowledged, each once, while more are produced."""
     with pydanube.blocking.connect(cluster.url) as client:
         client.create_topic(topic)
@@ -208,9 +209,12 @@ def agree(spark: SparkSession, cluster: Cluster, topic: str = "/default/live-ord
 
             def is_as_expected(read: Callable[[], dict[int, bytes]]) -> Callable[[], bool]:
                 def look() -> bool:
-                    with suppress(duckdb.Error, OSError):  # a broker that starts says 503, and DuckDB may be early
+                    try:
                         return read() == expected
-                    return False
+                    except duckdb.ProgrammingError:
+                        raise
+                    except (duckdb.Error, RESTError, OSError):  # a broker that starts says 503, and DuckDB may be early
+                        return False
 
                 return look
 
