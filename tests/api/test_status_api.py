@@ -122,7 +122,7 @@ async def test_the_clusters_lag_is_that_of_each_topics_furthest_subscription_als
     producer = await calls.create_producer()
     await calls.send(producer)
     assert await lag() == 1, "nobody has looked at this topic yet: it is asked, and not taken for nothing"
-    await calls.doors._observer.look()
+    await calls.servers._observer.look()
     assert await lag() == 1, "as `danube top` and the page of the cluster have it"
     await calls.send(producer)
     assert await lag() == 1, "of the last look"

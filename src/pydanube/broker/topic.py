@@ -39,6 +39,7 @@ from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.ranges import OffsetRange
+from pydanube.core.dispatch.schedule import ScheduleTally
 from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.tiers import Descriptor
@@ -47,10 +48,11 @@ from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
 from pydanube.errors import (
     Conflict,
     DanubeError,
+    LimitReached,
     NotServed,
     Refused,
 )
-from pydanube.formats.batch import Batch, Envelope
+from pydanube.formats.batch import Batch, Envelope, delivery_times
 from pydanube.history.change import HistoryChange, Void
 from pydanube.history.compaction import swap
 from pydanube.history.leftovers import files_set_aside, is_uncovered
@@ -118,6 +120,7 @@ class Topic(TopicReader):
         self._defaults = defaults
         self._reservation = reservation
         self._gatherer = Gatherer(topic_log, reservation)
+        self._tally = ScheduleTally()
         self.heartbeat: Heartbeat | None = None  # of subscriptions that have none of their own; None: the broker's
 
     async def open(self, known: Sequence[Item] | None = None) -> None:
@@ -285,6 +288,8 @@ class Topic(TopicReader):
         """
         self._check_open()
         rows = batch.header.rows
+        if batch.header.envelope > 1:
+            self._admit_times(batch)
         self.producers.admit_batch(rows)
         self._reservation.need(rows)
         future = self.log.submit(batch, on_decided)
@@ -293,6 +298,13 @@ class Topic(TopicReader):
         self.metrics.bytes_in.inc(size_bytes)
         self.metrics.sizes.add(size_bytes / max(rows, 1), rows)
         return future
+
+    def _admit_times(self, batch: Batch) -> None:
+        """Raises if more would be scheduled than a subscription may have."""
+        times = delivery_times(batch)
+        known = max((each.scheduled for each in self.subscriptions.values()), default=0)
+        if times is not None and not self._tally.admits(times, self._services.clock.time_us(), known):
+            raise LimitReached(f"messages scheduled for later in {self.name}", self._tally.count_max)
 
     async def open_session(self, producer: ProducerId) -> int:
         """A new idempotent session of this producer; older ones are fenced."""

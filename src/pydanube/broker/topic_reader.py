@@ -23,7 +23,7 @@ from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
 from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange
-from pydanube.formats.batch import Batch, Envelope, cut, messages, routing
+from pydanube.formats.batch import Batch, Envelope, cut, delivery_times, messages, routing
 from pydanube.history.served import Storage
 from pydanube.history.tier_state import read_gaps
 from pydanube.log.wal import TopicLog
@@ -131,9 +131,9 @@ class TopicReader(BaseTopic[Subscription]):
         found = await self._stored(first, bytes_max)
         return [batch for batch in found if batch.header.base_offset < end]
 
-    async def row_keys(self, first: int, end: int) -> list[tuple[int, str]]:
-        """Offsets and routing keys; a message without one goes by its producer's name."""
-        found: list[tuple[int, str]] = []
+    async def row_keys(self, first: int, end: int) -> list[tuple[int, str, int | None]]:
+        """Offsets, routing keys, and before when not to deliver; without a key the producer's name counts."""
+        found: list[tuple[int, str, int | None]] = []
         offset = first
         while offset < end:
             batches = await self._read(offset, bool(found))
@@ -142,9 +142,11 @@ class TopicReader(BaseTopic[Subscription]):
             for batch in batches:
                 base, upto = batch.header.base_offset, min(end, batch.header.end_offset)
                 routing_keys, producers = routing(batch)
+                times = delivery_times(batch)
                 for at in range(max(offset, base), upto):
                     key = routing_keys[at - base]
-                    found.append((at, key if key is not None else producers[at - base] or ""))
+                    time = None if times is None else times[at - base]
+                    found.append((at, key if key is not None else producers[at - base] or "", time))
                 offset = upto
         return found
 

@@ -23,6 +23,7 @@ from pydanube.formats.parquet import (
     Footer,
     RowGroup,
     StoredBatch,
+    completed,
     footer_length,
     from_text,
     rows_by_size,
@@ -131,7 +132,8 @@ def read_row_group(footer: Footer, number: int, data: Buffer) -> list[Batch]:
         )
         first = group.first_offset
         for part in parts:
-            batches += _rebuilt(footer, first, part.select(ENVELOPE.names))
+            table = completed(pa.Table.from_batches([part]), ENVELOPE.names).cast(ENVELOPE)
+            batches += _rebuilt(footer, first, table.combine_chunks().to_batches()[0])
             first += part.num_rows
     except (pa.ArrowException, OSError, ValueError, LookupError, InvalidBatch) as error:
         raise InvalidObject(where, str(error)) from error
@@ -175,7 +177,7 @@ def table_of_group(file: pq.ParquetFile, footer: Footer, number: int, names: Seq
     """As `read_table`, of an open file. Raises ValueError or what Arrow raises."""
     if "payload" in names:
         return _read_row_group(file, footer, number, names)
-    table = file.read_row_group(number, columns=list(names), use_threads=False).select(list(names)).combine_chunks()
+    table = completed(file.read_row_group(number, columns=list(names), use_threads=False), names).combine_chunks()
     if table.num_rows != footer.row_groups[number].rows:
         raise ValueError(f"it has {table.num_rows} rows, the footer says {footer.row_groups[number].rows}")
     return table
@@ -184,7 +186,7 @@ def table_of_group(file: pq.ParquetFile, footer: Footer, number: int, names: Seq
 def _read_row_group(file: pq.ParquetFile, footer: Footer, number: int, names: Sequence[str]) -> pa.Table:
     """One row group as one chunk, its payloads compared with their checksum."""
     group = footer.row_groups[number]
-    table = file.read_row_group(number, columns=list(names), use_threads=False).select(list(names)).combine_chunks()
+    table = completed(file.read_row_group(number, columns=list(names), use_threads=False), names).combine_chunks()
     if table.num_rows != group.rows:
         raise ValueError(f"it has {table.num_rows} rows, the footer says {group.rows}")
     found = logical_crc(table.column("payload").chunk(0))

@@ -33,7 +33,7 @@ from pydanube.errors import (
     Refused,
     TopicUnknown,
 )
-from pydanube.formats.batch import Batch, topic_hash
+from pydanube.formats.batch import Batch, in_version_1, topic_hash
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 if TYPE_CHECKING:
@@ -353,6 +353,7 @@ class NativeRequests:
             lag_messages=info.lag_messages,
             has_lag=info.has_lag,
             sentence=subscription.explain()[:1024],
+            scheduled=subscription.scheduled,
         )
         return {"lag": lag}
 
@@ -403,6 +404,8 @@ class NativeRequests:
             if topic.first_offset <= start < error.first <= topic.head:
                 return [], error.first  # offsets that were never used
             raise
+        if any(batch.header.envelope > self._connection.session.envelope_version for batch in found):
+            found = await self._broker.run(lambda: [in_version_1(batch) for batch in found])
         frame_size_max = self._connection.session.frame_size_max
         if sum(batch.header.size_bytes for batch in found) + DELIVER_OVERHEAD_BYTES > frame_size_max:
             found = await self._broker.run(lambda: fetched(found, start, frame_size_max))

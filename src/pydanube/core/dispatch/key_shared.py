@@ -28,6 +28,7 @@ from pydanube.core.dispatch.events import (
     Keyed,
     NackReceived,
     ReadKeys,
+    Scheduled,
     Ticked,
 )
 from pydanube.core.dispatch.key_backlog import KeyBacklog
@@ -77,8 +78,8 @@ class KeySharedDispatch(DispatchMachine):
 
     def _apply(self, event: Event) -> None:
         match event:
-            case Keyed(pairs):
-                self._read(pairs)
+            case Keyed(pairs, scheduled):
+                self._read(pairs, scheduled)
             case Forgotten(consumer):
                 self.owners.forget(consumer)
                 self.backlog.look_for_unaccepted = True
@@ -165,9 +166,11 @@ class KeySharedDispatch(DispatchMachine):
         missing = self.progress.missing.next_first(fresh.first)
         return OffsetRange(fresh.first, end if missing is None else min(end, missing))
 
-    def _read(self, pairs: tuple[tuple[int, str], ...]) -> None:
+    def _read(self, pairs: tuple[tuple[int, str], ...], scheduled: tuple[tuple[int, int, int], ...]) -> None:
         self._asked = False
         backlog, progress = self.backlog, self.progress
+        if scheduled:  # first: those behind them follow without a gap
+            self._postpone(Scheduled(scheduled))
         known_before = len(backlog.key_of)
         for offset, key in pairs:
             if backlog.unread.remove(offset, offset + 1):
@@ -178,7 +181,7 @@ class KeySharedDispatch(DispatchMachine):
             if fresh is not None and fresh.first == offset:
                 progress.take_fresh(1)
                 backlog.enqueue(offset, key)
-        self._ask_later = len(backlog.key_of) == known_before
+        self._ask_later = len(backlog.key_of) == known_before and not scheduled
 
     def _resume(self) -> None:
         super()._resume()
