@@ -9,16 +9,18 @@ from datetime import timedelta
 from pathlib import Path
 from time import time
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
 from pydanube.errors import ConfigError, Unreachable
-from pydanube.pipeline import maintain, table_sweep
+from pydanube.pipeline import known_keys, maintain, table_sweep
 from pydanube.pipeline.iceberg import SNAPSHOT_AGE, SNAPSHOTS_MIN, IcebergTable
 from pydanube.pipeline.report import JobReport, QueryWatch
+from pydanube.pipeline.tables import BATCH, OTHERS
 from tests.harness.engines import duckdb_alone
-from tests.spark.test_iceberg import DAY, add, numbers, opened
+from tests.spark.test_iceberg import DAY, ArrowData, add, numbers, opened
 
 OLD_SECONDS = 3 * 24 * 3600.0
 
@@ -99,6 +101,62 @@ def test_the_newest_batch_of_a_job_stays_as_it_is(tmp_path: Path) -> None:
     assert add(again, 6, 60) == 10
     assert numbers(tmp_path) == list(range(70))
     assert table is not again
+
+
+class Rows:
+    """As much of a data frame as `KnownKeys` uses: a hash is the key itself."""
+
+    def __init__(self, batches: dict[int, list[int]]) -> None:
+        self._batches = batches
+
+    def select(self, *columns: Any) -> Rows:
+        return self
+
+    def distinct(self) -> Rows:
+        return self
+
+    def toArrow(self) -> pa.Table:
+        pairs = [(n, batch) for batch, found in self._batches.items() for n in found]
+        return pa.table({"hash": [n for n, _ in pairs], BATCH: [batch for _, batch in pairs]})
+
+
+def test_keys_are_found_where_a_maintenance_has_put_them_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = with_batches(tmp_path, 4)
+
+    def among(batches: Any) -> Any:
+        files = {batch: table._by_batch().get(batch, []) for batch in batches}
+        return Rows({batch: ArrowData().read(each, table.schema()) for batch, each in files.items()})
+
+    def put_together(*batches: int) -> None:
+        other = opened(tmp_path)._table
+        tasks = list(other.scan().plan_files())
+        files = [each.file for each in tasks if any(f"/batch-{batch:012}/" in each.file.file_path for batch in batches)]
+        plan = maintain.check(settings(tmp_path))
+        job = maintain.TableJob(plan, "danube.t", other, maintain.Budget(plan), [], watch())
+        assert job._rewrite(maintain.Group(files)) == "rewritten"
+
+    def asked(*keys: int) -> Any:
+        return Rows({-2: list(keys)})
+
+    monkeypatch.setattr(known_keys, "_hash", lambda *_: Mock())
+    monkeypatch.setattr(table, "among", among)
+    known = known_keys.KnownKeys(["n"])
+    assert known.batches_with(table, asked(40), 4) == []
+    put_together(0, 1)
+    add(table, 4, 40)
+    known.added(table, 4)
+    assert known.batches_with(table, asked(10, 40), 5) == [OTHERS, 4], "10 is not where it was"
+    put_together(2, 3)
+    found = among([OTHERS, 2])._batches
+    assert (found[OTHERS], found[2]) == (list(range(20)), list(range(20, 30))), "as it was when it was asked for"
+    assert known.batches_with(table, asked(20), 5) == [OTHERS]
+    add(table, 5, 50)
+    known.added(table, 5)
+    read = Mock(side_effect=AssertionError("nobody else has written: nothing is read again"))
+    monkeypatch.setattr(known, "_read", read)
+    assert known.batches_with(table, asked(20), 6) == [OTHERS, 5]
 
 
 def test_files_of_several_partitions_are_never_put_together(tmp_path: Path) -> None:

@@ -56,6 +56,14 @@ def test_the_orders_example_moves_its_topic_and_finds_every_order(
     ]
 
 
+@pytest.mark.long
+def test_three_engines_read_what_was_acknowledged_while_orders_go_on_and_a_broker_is_killed(
+    spark: SparkSession, example: dict[str, Any], cluster: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert example["agree"](spark, cluster) == 0
+    assert "Spark, DuckDB and PyIceberg read the orders that were acknowledged" in capsys.readouterr().out
+
+
 class Watched:
     """The rows of a running stream, in the order in which Spark delivers them."""
 
