@@ -122,6 +122,10 @@ fuzz-rpc: setup-test ## Send 500,000 random requests to a broker (SEED=42 repeat
 fuzz-frames: setup-test ## Decode 500,000 damaged streams of frames
 	@$(PYTHON_IN_VENV) -m tests.fuzz.frames --count 500000
 
+.PHONY: fuzz-http2
+fuzz-http2: setup-test ## Damage a frame inside 1,000,000 connections of the gRPC server
+	@$(PYTHON_IN_VENV) -m tests.fuzz.http2 --count 1000000
+
 .PHONY: sim
 sim: setup-test ## Break simulated logs and clusters, seeds SEED to SEED+COUNT-1 (random, 10000)
 	@$(PYTHON_IN_VENV) -m tools.sim --seed $(SEED) --count $(COUNT)
