@@ -155,8 +155,8 @@ bench-scrape: setup ## Measure a scrape of the metrics of a broker with 1,000 to
 	@$(PYTHON_IN_VENV) bench/scrape.py
 
 .PHONY: bench-grpc
-bench-grpc: setup-test ## Measure the gRPC door beside an empty server
-	@$(PYTHON_IN_VENV) bench/unary.py
+bench-grpc: setup-test ## Measure both gRPC servers, empty and of a broker, in alternating rounds
+	@$(PYTHON_IN_VENV) bench/grpc_servers.py
 
 # The peers' packages are none of ours, so they have a place of their own.
 build/peers/.made: requirements/bench.lock
