@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pydanube.errors import InvalidBatch
 from pydanube.formats import batch as batches
 from pydanube.formats.batch import (
-    ENVELOPE,
     Envelope,
     columns_of,
     decode,
@@ -27,7 +26,7 @@ from pydanube.formats.batch import (
     routing,
     rows_of,
 )
-from pydanube.formats.envelope import validated
+from pydanube.formats.envelope import ENVELOPE_1, validated
 from pydanube.formats.small_batch import BODY_SIZE_MAX, ROWS_MAX, Sizes, SmallBatchLayout
 
 TIMES = st.integers(-(2**55), 2**57)
@@ -122,6 +121,8 @@ ENVELOPES = st.lists(
         schema_id=st.sampled_from((None, None, None, None, None, 7)),
         schema_version=st.none(),
         request_id=st.just(0) | st.integers(-(2**63), 2**63 - 1),
+        event_time=st.sampled_from((None, None, None, None, None, 7)),
+        deliver_at=st.none(),
     ),
     min_size=1,
     max_size=5,
@@ -159,7 +160,7 @@ def test_a_message_is_refused_in_the_words_in_which_arrow_refuses_it(envelope: E
 @given(ENVELOPES)
 def test_what_is_read_is_what_arrow_reads(sent: list[Envelope]) -> None:
     batch = encode_messages(sent, topic="/default/a")
-    plain = len(sent) <= ROWS_MAX and all(each.schema_id is None for each in sent)
+    plain = len(sent) <= ROWS_MAX and all(each.schema_id is each.event_time is None for each in sent)
     assert (few().read(batch.body, len(sent)) is not None) == plain
     assert messages(batch) == sent
     assert messages(batch) == messages(batch), "what is remembered stays as it is"
@@ -236,7 +237,7 @@ def test_what_is_not_believed_here_is_still_a_batch(envelope: Envelope) -> None:
 
 def test_checking_and_arrow_read_the_same_values() -> None:
     body = SHAPES["everything"]
-    batch = encode(pa.ipc.read_record_batch(pa.py_buffer(body), ENVELOPE), topic="/default/a")
+    batch = encode(pa.ipc.read_record_batch(pa.py_buffer(body), ENVELOPE_1), topic="/default/a")
     assert decode(parse(batch.to_bytes())).column("routing_key").to_pylist() == ["k", None, "ü"]
 
 

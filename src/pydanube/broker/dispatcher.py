@@ -30,6 +30,7 @@ from pydanube.core.dispatch.events import (
     Activated,
     Available,
     Blocked,
+    DateSet,
     DeadLetter,
     Event,
     Expired,
@@ -61,6 +62,7 @@ log = logging.getLogger("pydanube.broker.subscription")  # one name for all line
 
 POLLING: Final = Heartbeat()
 EXPIRED_NAMED_MAX: Final = 10  # ranges in a log line
+DRIFT_US: Final = 100_000  # of the date, before what is scheduled is looked at anew
 MISSED_SECONDS: Final = 10.0  # between two log lines about notifications that one subscription missed
 
 
@@ -91,9 +93,12 @@ class Dispatcher(BaseSubscription):
         self._beat_at = 0.0
         self._missed = 0  # notifications missed, as heartbeats found, since the last log line about them
         self._missed_said_at: float | None = None
-        self._frozen: DanubeError | None = None
+        self._paused_for: DanubeError | None = None
         self._notifier: asyncio.Task[None] | None = None
-        self._shipper = Shipper(source, name, services, metrics, self._consumers, self._step, self._wake, seeks)
+        self._shipper = Shipper(
+            source, name, services, metrics, self._consumers, self._step, self._wake, seeks, schedules=machine.shares
+        )
+        self._date_ahead_us = 0  # of the time that never goes back, when the machine was last told
         self._shipping: asyncio.Task[None] | None = None
         self._moving = asyncio.Lock()  # held while it is being moved
 
@@ -107,7 +112,7 @@ class Dispatcher(BaseSubscription):
 
     async def close(self, error: DanubeError, *, save: bool = True) -> None:
         """Streams end with `error`; the cursor is saved, unless another broker has the topic already."""
-        self._frozen = error  # an ack behind this would be lost: refuse it
+        self._paused_for = error  # an ack behind this would be lost: refuse it
         await super().close(error)
         for task in (self._notifier, self._shipping):
             if task is not None:
@@ -177,6 +182,11 @@ class Dispatcher(BaseSubscription):
     def standing(self) -> Standing:
         return self._machine.standing(self._source.log.head)
 
+    @property
+    def scheduled(self) -> int:
+        """Messages that are not to be delivered yet, as far as it has come to them."""
+        return self._machine.schedule.count
+
     def has_lag(self) -> bool:
         return self._machine.progress.lag(self._source.log.head) > 0
 
@@ -214,20 +224,30 @@ class Dispatcher(BaseSubscription):
         if self._closed or now < self._beat_at or self.heartbeat.interval_ms is None:
             return  # the interval was changed, and another beat is on its way, or none
         head = self._source.log.head
+        if self._machine.schedule.count:
+            self._tell_date()
         if self._machine.progress.next_unacked < self._source.retained_from:
             self._step(LogTrimmed(self._source.retained_from))  # also while no consumer is connected
         if self._machine.progress.next_unacked < head:
             standing = self._machine.standing(head)
             if beat(standing, POLLING, now).poll:
                 self.metrics.lag_detected.inc()
-                self._say_missed(now)
+                self._log_missed(now)
                 if self.heartbeat.polls:
                     self.metrics.heartbeat_polls.inc()
                     self._step(Available(head))
                     self._step(Ticked())
         self._schedule_beat()
 
-    def _say_missed(self, now: float) -> None:
+    def _tell_date(self) -> None:
+        """The machine learns that the clock has jumped."""
+        date = self._services.clock.time_us()
+        ahead_us = date - round(self._services.clock.elapsed() * 1_000_000)
+        if abs(ahead_us - self._date_ahead_us) > DRIFT_US:
+            self._date_ahead_us = ahead_us
+            self._step(DateSet(date))
+
+    def _log_missed(self, now: float) -> None:
         """Logs that the heartbeat found commits without a notification: a defect, which may repeat at every beat."""
         self._missed += 1
         if self._missed_said_at is not None and now - self._missed_said_at < MISSED_SECONDS:
@@ -235,7 +255,7 @@ class Dispatcher(BaseSubscription):
         lag = self.get_lag_info()
         does = "Heartbeat detected lag, triggering poll" if self.heartbeat.polls else "Heartbeat detected lag"
         fields = {"lag": lag.lag_messages, "cursor": lag.cursor, "head": lag.head, "times": self._missed}
-        self._say(logging.WARNING, does, **fields)
+        self._log(logging.WARNING, does, **fields)
         self._missed, self._missed_said_at = 0, now
 
     def _wake(self, now: float) -> None:
@@ -255,7 +275,7 @@ class Dispatcher(BaseSubscription):
             match effect:
                 case SendRanges(consumer) | Recall(consumer):
                     if isinstance(effect, SendRanges) and log.isEnabledFor(logging.DEBUG):
-                        self._say(logging.DEBUG, "consumer chosen", consumer=consumer, offsets=effect.ranges)
+                        self._log(logging.DEBUG, "consumer chosen", consumer=consumer, offsets=effect.ranges)
                     # The outbox as it is now: a consumer that comes back under the same id gets Sends of its own.
                     self._shipper.queue(
                         effect, self._consumers[consumer].outbox if consumer in self._consumers else None
@@ -270,17 +290,17 @@ class Dispatcher(BaseSubscription):
                     refused = effect
                 case Blocked(offset, tries, key):
                     self._count_poison(1)
-                    self._say(logging.ERROR, "subscription blocked by poison", offset=offset, key=key, tries=tries)
+                    self._log(logging.ERROR, "subscription blocked by poison", offset=offset, key=key, tries=tries)
                 case PoisonDropped(dropped, tries):
                     self._count_poison(dropped.size)
-                    self._say(logging.WARNING, "messages dropped by policy", offsets=dropped, tries=tries)
+                    self._log(logging.WARNING, "messages dropped by policy", offsets=dropped, tries=tries)
                 case Expired(expired):
                     messages = sum(each.size for each in expired)
                     self.metrics.skipped.inc(messages)
                     named = expired[:EXPIRED_NAMED_MAX]
-                    self._say(logging.WARNING, "retention passed the subscription", offsets=named, messages=messages)
+                    self._log(logging.WARNING, "retention passed the subscription", offsets=named, messages=messages)
                 case Activated(consumer):
-                    self._say(logging.INFO, "consumer activated", consumer=consumer)
+                    self._log(logging.INFO, "consumer activated", consumer=consumer)
                 case _:
                     assert_never(effect)
         return refused
@@ -288,5 +308,5 @@ class Dispatcher(BaseSubscription):
     def _count_poison(self, messages: int) -> None:
         self.metrics.exhausted[self._machine.policy.poison_policy.value] += messages
 
-    def _say(self, level: int, phrase: str, **fields: object) -> None:
+    def _log(self, level: int, phrase: str, **fields: object) -> None:
         log.log(level, phrase, extra={"topic": self._source.name, "subscription": self.name, **fields})

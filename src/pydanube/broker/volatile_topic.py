@@ -22,7 +22,7 @@ from pydanube.core import keys
 from pydanube.core.dispatch.hash_ring import HashRing
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
-from pydanube.errors import DanubeError, NotServed, OwnershipLost, SubscriptionBusy
+from pydanube.errors import DanubeError, NotServed, OwnershipLost, Refused, SubscriptionBusy
 from pydanube.formats.batch import Envelope
 from pydanube.ports import Delete, Item, MetadataStore
 from pydanube.telemetry import SubscriptionMetrics, Telemetry
@@ -60,7 +60,7 @@ class VolatileSubscription(BaseSubscription):
         connected = [each for each in self._consumers.values() if each.outbox is not None]
         for each in self._choose(connected, message):
             assert isinstance(each.outbox, MessageOutbox)
-            if len(each.outbox) < QUEUE_MAX and each.outbox.room_bytes > 0:
+            if len(each.outbox) < QUEUE_MAX and each.outbox.free_bytes > 0:
                 each.outbox.put([DeliveredMessage(0, message, 1)])
                 each.sent += 1
                 self.metrics.delivered.inc()
@@ -137,7 +137,7 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
             self._removing.cancel()
             await asyncio.gather(self._removing, return_exceptions=True)
         self._telemetry.forget_topic(self.name)
-        self.closed.tell(closing)
+        self.closed.notify(closing)
 
     @contextlib.asynccontextmanager
     async def leaving(self) -> AsyncIterator[list[Delete]]:
@@ -169,6 +169,8 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
     def publish_batch(self, messages: Sequence[Envelope]) -> None:
         """All of them or none: who is refused sends the whole batch again."""
         self._check_open()
+        if any(message.deliver_at is not None for message in messages):
+            raise Refused(f"topic {self.name} keeps nothing, so it delivers at once: send without a time of delivery")
         self.producers.admit_batch(len(messages))
         for message in messages:
             self._hand_on(message)

@@ -21,26 +21,27 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
-from pydanube.client import admin, client, consumer, messages, producer
+from pydanube.client import admin, client, consumer, messages, producer, tail
 from pydanube.client.brokers import OnConnection, Token, with_deadline
 from pydanube.client.messages import (
     BatchView,
+    Delivered,
     Lag,
     Located,
-    MessageView,
     Place,
     Receipt,
     ReceivedBatch,
     Statistics,
     TopicInfo,
 )
-from pydanube.client.partition_producer import PartitionProducer
 from pydanube.client.producer import Payload, Prepared
+from pydanube.client.tail import TailedMessage
 from pydanube.client.thread import LoopThread
 from pydanube.client.working import Handled, stopped_by_sigterm
 from pydanube.core.consuming.values import TakingBegan
@@ -160,6 +161,10 @@ class Client:
     def fetch(self, *args: Any, **kwargs: Any) -> Fetch:
         return Fetch(self._running(), self._client.fetch(*args, **kwargs))
 
+    @_like(client.Client.tail)
+    def tail(self, *args: Any, **kwargs: Any) -> Tail:
+        return Tail(self._running(), self._client.tail(*args, **kwargs))
+
     @_like(client.Client.create_topic)
     def create_topic(self, *args: Any, **kwargs: Any) -> None:
         self._call(self._client.create_topic(*args, **kwargs))
@@ -246,11 +251,18 @@ class Producer:
         return self._thread.call(self._producer.send(*args, **kwargs))
 
     def send_nowait(
-        self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
+        self,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        event_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | None = None,
     ) -> None:
         """As the async one."""
         # All that may be wrong with it is found here, in the caller's thread, and what it refers to may change after.
-        message = self._producer.prepare(payload, key, attributes)
+        message = self._producer.prepare(payload, key, attributes, event_time, deliver_at, deliver_after)
         if self.buffered_bytes >= self._producer.buffer_bytes:
             raise BufferFull(self.topic, self._producer.buffer_bytes)
         self._thread.soon(self._take, *message)
@@ -258,10 +270,17 @@ class Producer:
             self._handed_bytes += message[-1]
 
     def send_soon(
-        self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
+        self,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        event_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | None = None,
     ) -> Future[Receipt]:
         """As the async one, with a future of `concurrent.futures`. Its callbacks run in the client's thread."""
-        message = self._producer.prepare(payload, key, attributes)
+        message = self._producer.prepare(payload, key, attributes, event_time, deliver_at, deliver_after)
         if self.buffered_bytes >= self._producer.buffer_bytes:
             raise BufferFull(self.topic, self._producer.buffer_bytes)
         future: Future[Receipt] = Future()
@@ -286,15 +305,13 @@ class Producer:
     def buffered_bytes(self) -> int:
         return self._producer.buffered_bytes + self._handed_bytes
 
-    def _take(
-        self, lane: PartitionProducer, payload: bytes, key: str | None, attributes: Mapping[str, str] | None, size: int
-    ) -> None:
+    def _take(self, *message: Any) -> None:
         try:
-            self._producer.take(lane, payload, key, attributes, size)
+            self._producer.take(*message)
         except Exception as error:
             self._error = self._error or error
         with self._counting:
-            self._handed_bytes -= size
+            self._handed_bytes -= message[-1]
 
     def _take_soon(self, message: Prepared, future: Future[Receipt]) -> None:
         waiter: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
@@ -321,7 +338,7 @@ def _copy(done: asyncio.Future[Receipt], future: Future[Receipt]) -> None:
         future.set_result(done.result())
 
 
-class Message(MessageView):
+class Message(Delivered):
     """See `pydanube.Message`."""
 
     __slots__ = ("_thread",)
@@ -334,6 +351,16 @@ class Message(MessageView):
         """It is done. Acks travel together; `Consumer.flush` waits for them. Raises ClientClosed if it cannot count."""
         self._delivery.lane.check()
         self._thread.soon(self._delivery.lane.ack, self.offset, self._delivery.era)
+
+    def ack_cumulative(self) -> None:
+        """It is done, and everything before it in its topic. Raises Refused in subscriptions that several share."""
+        of = self._delivery
+        of.lane.check()
+
+        async def acked() -> None:
+            of.lane.ack_cumulative(self.offset, of.era)
+
+        self._thread.call(acked())
 
     def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says."""
@@ -528,5 +555,40 @@ class Fetch:
         return self._thread.call(self._fetch.table())
 
 
-async def _next(batches: Any) -> pa.RecordBatch | None:
-    return await anext(batches, None)
+async def _next(found: Any) -> Any:
+    return await anext(found, None)
+
+
+class Tail:
+    """See `pydanube.Client.tail`."""
+
+    def __init__(self, thread: LoopThread, inner: tail.Tail) -> None:
+        self._thread = thread
+        self._tail = inner
+
+    def open(self) -> Self:
+        self._thread.call(self._tail.open())
+        return self
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        return self._tail.offsets
+
+    def __iter__(self) -> Iterator[TailedMessage]:
+        found = self._tail.__aiter__()
+        while (message := self._thread.call(_next(found))) is not None:
+            yield message
+
+    def receive(self, *, timeout: float | None = None) -> TailedMessage:
+        return self._thread.call(self._tail.receive(timeout=timeout))
+
+    def close(self) -> None:
+        self._thread.call(self._tail.close())

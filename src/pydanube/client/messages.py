@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pydanube.core.consuming.values import Arrival
 from pydanube.core.history.tiers import Descriptor, LogRun
+from pydanube.core.units import UNIX_EPOCH
 from pydanube.errors import ConfigError
 from pydanube.formats.batch import Batch, decode
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -30,7 +31,6 @@ TYPES: Final[Mapping[str, pb.SubscriptionType]] = {
     "failover": pb.FAILOVER,
     "key_shared": pb.KEY_SHARED,
 }
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def place_of(place: Place) -> pb.Place:
@@ -41,7 +41,7 @@ def place_of(place: Place) -> pb.Place:
         case "latest":
             return pb.Place(edge=pb.LATEST)
         case datetime():
-            since = place.astimezone(UTC) - EPOCH
+            since = place.astimezone(UTC) - UNIX_EPOCH
             return pb.Place(time_us=(since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
         case int() if not isinstance(place, bool) and 0 <= place < 1 << 64:
             return pb.Place(offset=place)
@@ -61,8 +61,34 @@ def asked_by_header(who: str) -> tuple[str, bytes]:
 # --- messages ---------------------------------------------------------------------------------------
 
 
-class ReceivedBatch(Arrival):
-    """One batch as it came, and which of its rows are meant for us; turned into values when they are asked for."""
+class BatchColumns:
+    """The rows of a batch, turned into values when they are asked for. Subclasses have the attributes."""
+
+    __slots__ = ()
+
+    batch: Batch
+    topic: str
+    attempt: int
+    _rows: pa.RecordBatch | None
+    _columns: dict[str, list[Any]]
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """All rows of the batch, ours or not."""
+        rows = self._rows
+        if rows is None:
+            rows = self._rows = decode(self.batch)  # type: ignore[misc]  # subclasses have the slot
+        return rows
+
+    def column(self, name: str) -> list[Any]:
+        values = self._columns.get(name)
+        if values is None:
+            values = self._columns[name] = self.rows.column(name).to_pylist()
+        return values
+
+
+class ReceivedBatch(Arrival, BatchColumns):
+    """One batch as it came, and which of its rows are meant for us."""
 
     __slots__ = ("_columns", "_rows", "batch", "lane", "topic")
 
@@ -85,19 +111,6 @@ class ReceivedBatch(Arrival):
         self._rows: pa.RecordBatch | None = None
         self._columns: dict[str, list[Any]] = {}
 
-    @property
-    def rows(self) -> pa.RecordBatch:
-        """All rows of the batch, ours or not."""
-        if self._rows is None:
-            self._rows = decode(self.batch)
-        return self._rows
-
-    def column(self, name: str) -> list[Any]:
-        values = self._columns.get(name)
-        if values is None:
-            values = self._columns[name] = self.rows.column(name).to_pylist()
-        return values
-
     def table(self) -> pa.RecordBatch:
         """Our rows, with their offsets as the first column."""
         base = self.batch.header.base_offset
@@ -113,21 +126,11 @@ class MessageView:
 
     __slots__ = ("_delivery", "_row", "offset", "payload")
 
-    def __init__(self, delivery: ReceivedBatch, row: int, offset: int, payload: bytes) -> None:
+    def __init__(self, delivery: BatchColumns, row: int, offset: int, payload: bytes) -> None:
         self._delivery = delivery
         self._row = row
         self.offset = offset
         self.payload = payload
-
-    @property
-    def lane(self) -> PartitionConsumer:
-        """Where it came from. For facades."""
-        return self._delivery.lane
-
-    @property
-    def parts(self) -> tuple[ReceivedBatch, int, int, bytes]:
-        """What another view of the same message is made of. For facades."""
-        return self._delivery, self._row, self.offset, self.payload
 
     @property
     def topic(self) -> str:
@@ -158,7 +161,19 @@ class MessageView:
     def append_time(self) -> datetime | None:
         """When the broker stored it, by the broker's clock; None in a topic that keeps nothing."""
         stored_us = self._delivery.batch.header.append_time
-        return EPOCH + timedelta(microseconds=stored_us) if stored_us else None
+        return UNIX_EPOCH + timedelta(microseconds=stored_us) if stored_us else None
+
+    @property
+    def event_time(self) -> datetime | None:
+        """When it happened, if its producer said so."""
+        time: datetime | None = self._delivery.column("event_time")[self._row]
+        return time
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        """Before when it was not to be delivered, if its producer said so."""
+        time: datetime | None = self._delivery.column("deliver_at")[self._row]
+        return time
 
     @property
     def schema_id(self) -> int | None:
@@ -180,7 +195,25 @@ class MessageView:
         return f"<{type(self).__name__} {self.topic} offset {self.offset}: {shown!r}>"
 
 
-class Message(MessageView):
+class Delivered(MessageView):
+    """A message that was delivered to a consumer, and is to be answered."""
+
+    __slots__ = ()
+
+    _delivery: ReceivedBatch
+
+    @property
+    def lane(self) -> PartitionConsumer:
+        """Where it came from. For facades."""
+        return self._delivery.lane
+
+    @property
+    def parts(self) -> tuple[ReceivedBatch, int, int, bytes]:
+        """What another view of the same message is made of. For facades."""
+        return self._delivery, self._row, self.offset, self.payload
+
+
+class Message(Delivered):
     """One message, to be acknowledged."""
 
     __slots__ = ()
@@ -192,6 +225,20 @@ class Message(MessageView):
         Raises ClientClosed if the consumer is closed: the ack could not count.
         """
         self._delivery.lane.ack(self.offset, self._delivery.era)
+
+    async def ack_cumulative(self) -> None:
+        """It is done, and everything before it in its topic, or partition: as `ack` of each of them.
+
+        Raises Refused in shared and key_shared subscriptions, where other consumers have some of it.
+
+        >>> async with client.consumer("/default/numbers", subscription="all", type="exclusive", start=0) as consumer:
+        ...     messages = [await consumer.receive() for _ in range(3)]
+        ...     await messages[-1].ack_cumulative()
+        ...     await consumer.flush()
+        >>> (await client.lag("/default/numbers", "all")).messages
+        0
+        """
+        self._delivery.lane.ack_cumulative(self.offset, self._delivery.era)
 
     async def extend(self, seconds: float) -> None:
         """It takes longer: the ack timeout is over in `seconds` from now, not before. Never shortens it.
@@ -373,7 +420,8 @@ class LogFlushed(NamedTuple):
     head: int  # when it was asked
     first_on_disk: int
     dead_letter_topics: Sequence[str]  # that the topic's subscriptions name
-    garbage_seconds: int  # how long an object that was swapped away is kept for readers
+    garbage_seconds: int  # by when an owner that stays removes an object that was swapped away
+    set_aside: Sequence[str] = ()  # files on the owner's disk that were set aside as damaged, with what they hold
 
 
 class StorageInfo(NamedTuple):
@@ -419,12 +467,16 @@ def _runs(numbers: Sequence[int]) -> list[LogRun]:
 
 
 class Lag(NamedTuple):
-    """How far a subscription is behind. `cursor` is the last acknowledged offset, None if there is none."""
+    """How far a subscription is behind. `cursor` is the last acknowledged offset, None if there is none.
+
+    `scheduled` messages are not to be delivered yet, and not among those that it is behind.
+    """
 
     cursor: int | None
     head: int
     messages: int
     sentence: str
+    scheduled: int = 0
 
     @classmethod
     def of(cls, parts: Iterable[pb.Lag]) -> Lag:
@@ -433,10 +485,14 @@ class Lag(NamedTuple):
         if len(lags) == 1:
             [lag] = lags
             cursor = lag.cursor if lag.HasField("cursor") else None
-            return cls(cursor, lag.head, lag.lag_messages, lag.sentence)
+            return cls(cursor, lag.head, lag.lag_messages, lag.sentence, lag.scheduled)
         messages = sum(lag.lag_messages for lag in lags)
         return cls(
-            None, sum(lag.head for lag in lags), messages, "; ".join(dict.fromkeys(lag.sentence for lag in lags))
+            None,
+            sum(lag.head for lag in lags),
+            messages,
+            "; ".join(dict.fromkeys(lag.sentence for lag in lags)),
+            sum(lag.scheduled for lag in lags),
         )
 
 

@@ -29,6 +29,7 @@ from pydanube.config.checks import (
     whole,
 )
 from pydanube.config.stream import FRAME_BYTES_MAX, FRAME_BYTES_MIN
+from pydanube.core.cluster.load import STRATEGIES
 from pydanube.core.commit.sessions import IDLE_HOURS_MIN, SESSIONS_LIMIT
 from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
 from pydanube.core.units import MIB
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 Default: TypeAlias = str | bool | Callable[["Config"], object] | None
 
-STRATEGIES: Final = ("fair", "balanced", "weighted_load")
 LEVELS: Final = ("debug", "info", "warning", "error")
 LINES: Final = ("text", "json")
 AGGRESSIVENESS: Final = ("conservative", "balanced", "aggressive")

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.errors import ProtocolViolation
+from pydanube.formats.batch_header import ENVELOPE_VERSION as ENVELOPE_VERSION
 from pydanube.formats.frames import BODY_ALIGNMENT as BODY_ALIGNMENT
 from pydanube.formats.frames import COMMAND_SIZE_MAX as COMMAND_SIZE_MAX
 from pydanube.formats.frames import FRAME_SIZE_LIMIT as FRAME_SIZE_LIMIT
@@ -34,7 +35,7 @@ PERMITS_MAX: Final = 1 << 40  # messages, or bytes, that a consumer may have gra
 WITH_BODY: Final = frozenset({"produce", "deliver", "fetched", "describe_storages", "storage_infos"})
 BODY_NEEDED: Final = frozenset({"produce", "deliver"})
 # Commands that came after the first brokers of version 1. A broker names them in its Welcome.
-ADDED: Final = ("describe_storages",)
+ADDED: Final = ("describe_storages", "change_failure_policy")
 
 
 class Frame(NamedTuple):

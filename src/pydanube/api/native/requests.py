@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from pydanube.api.native.handle_table import HandleTable
@@ -32,7 +33,7 @@ from pydanube.errors import (
     Refused,
     TopicUnknown,
 )
-from pydanube.formats.batch import Batch, topic_hash
+from pydanube.formats.batch import Batch, in_version_1, topic_hash
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class NativeRequests:
             "list_topics": self._list_topics,
             "get_lag": self._get_lag,
             "note_order": self._note_order,
+            "change_failure_policy": self._change_failure_policy,
         }
 
     def take(self, kind: str, command: pb.Command, body: memoryview) -> None:
@@ -147,7 +149,7 @@ class NativeRequests:
             reliable = await overview.delivery(found[0]) is Delivery.RELIABLE
             return {"topic_info": pb.TopicInfo(topic=name, reliable=reliable, partitions=len(found))}
         live = await overview.live(name)
-        described, policy = await overview.describe(name), await read_policy(self._broker.topics.rooms.metadata, name)
+        described, policy = await overview.describe(name), await read_policy(self._broker.topics.context.metadata, name)
         topic, reliable = self._broker.topics.get(name), described.delivery is Delivery.RELIABLE
         info = pb.TopicInfo(
             topic=name,
@@ -191,13 +193,15 @@ class NativeRequests:
         topic = await self._operations.reliable(TopicName(command.flush_log.topic))
         head = topic.head
         first_on_disk = await topic.flush_log()
-        stored = await read_subscriptions(self._broker.topics.rooms.metadata, topic.name)
+        stored = await read_subscriptions(self._broker.topics.context.metadata, topic.name)
         letters = {each.config.policy.dead_letter_topic for each in stored if each.config.policy is not None}
+        gone_seconds = topic.storage.tier.config.garbage_gone_seconds if topic.storage is not None else 0.0
         flushed = pb.LogFlushed(
             head=head,
             first_on_disk=first_on_disk,
             dead_letter_topics=sorted(name for name in letters if name),
-            garbage_seconds=round(topic.storage.tier.config.garbage_seconds) if topic.storage is not None else 0,
+            garbage_seconds=min(ceil(gone_seconds), 2**32 - 1),
+            set_aside=await topic.set_aside(),
         )
         return {"log_flushed": flushed}
 
@@ -349,8 +353,16 @@ class NativeRequests:
             lag_messages=info.lag_messages,
             has_lag=info.has_lag,
             sentence=subscription.explain()[:1024],
+            scheduled=subscription.scheduled,
         )
         return {"lag": lag}
+
+    async def _change_failure_policy(self, command: pb.Command) -> dict[str, Any]:
+        request = command.change_failure_policy
+        given = {field.name: value for field, value in request.ListFields() if field.has_presence}
+        names = TopicName(request.topic), SubscriptionName(request.subscription)
+        await self._operations.change_failure_policy(*names, given)
+        return {"done": pb.Done()}
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -392,6 +404,8 @@ class NativeRequests:
             if topic.first_offset <= start < error.first <= topic.head:
                 return [], error.first  # offsets that were never used
             raise
+        if any(batch.header.envelope > self._connection.session.envelope_version for batch in found):
+            found = await self._broker.run(lambda: [in_version_1(batch) for batch in found])
         frame_size_max = self._connection.session.frame_size_max
         if sum(batch.header.size_bytes for batch in found) + DELIVER_OVERHEAD_BYTES > frame_size_max:
             found = await self._broker.run(lambda: fetched(found, start, frame_size_max))

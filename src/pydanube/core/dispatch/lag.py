@@ -81,7 +81,7 @@ class Standing:
     lag: int
     undispatched: int  # committed, readable, not handed out, not waiting for anything
     consumers: int = 0
-    has_room: bool = False
+    has_capacity: bool = False
     unacked: int = 0
     unseen: int = 0  # of these, in the queues of consumers whose applications have not taken them
     late: int = 0  # in addition, still in queues of consumers although their time is over
@@ -97,6 +97,9 @@ class Standing:
     first_offset: int = 0
     missing: int = 0
     unaccepted: int = 0  # Key-Shared: kept for consumers that are away
+    scheduled: int = 0  # not to be delivered yet; no lag
+    scheduled_full: bool = False  # as many as may be: nothing more is looked at until one is due
+    due_at: float | None = None  # of the first of them
     timed_out: int = 0  # taken back, since the machine was made, because no ack came in time
     skipped: int = 0  # offsets from next_unacked on that are missing, or acknowledged: what waits begins behind them
 
@@ -122,7 +125,7 @@ def beat(standing: Standing, heartbeat: Heartbeat, now: float, *, new_history: b
     undispatched = standing.undispatched > 0 or new_history
     stopped = standing.blocked_offset is not None and not standing.blocked_keys
     limited = standing.rate_ready_at is not None and standing.rate_ready_at > now
-    return Beat(heartbeat.polls and undispatched and standing.has_room and not (stopped or limited), lag)
+    return Beat(heartbeat.polls and undispatched and standing.has_capacity and not (stopped or limited), lag)
 
 
 def explain(standing: Standing, now: float, *, expired: int = 0) -> str:
@@ -136,6 +139,14 @@ def explain(standing: Standing, now: float, *, expired: int = 0) -> str:
 
 def _cause(s: Standing, now: float) -> str:
     behind = f"{_messages(s.lag)} behind: acknowledged below offset {s.next_unacked}, committed below {s.head}"
+    if s.scheduled:
+        due = "" if s.due_at is None else f", the first due in {_seconds(s.due_at - now)}"
+        waits = f"{_messages(s.scheduled)} {'is' if s.scheduled == 1 else 'are'} scheduled for later{due}"
+        if s.lag == 0:
+            return f"caught up with what is due below offset {s.head}: {waits}"
+        behind += f"; {waits}"
+        if s.scheduled_full and not s.undispatched and not s.unacked:
+            return f"held: no more may be scheduled, and what is behind them waits until one is due; {behind}"
     if s.lag == 0 and s.missing:
         lost = f"up to {_messages(s.missing)} of a lost broker wait to be rescued or discarded"
         return f"caught up with what can be read below offset {s.head}; {lost}"
@@ -151,7 +162,7 @@ def _cause(s: Standing, now: float) -> str:
         return f"rate limited: the next message may go in {_seconds(s.rate_ready_at - now)}; {behind}"
     if s.blocked_keys:
         behind += f"; poison blocks {s.blocked_keys} of its keys, {s.blocked_key!r} at offset {s.blocked_offset}"
-    if s.undispatched and not s.has_room:
+    if s.undispatched and not s.has_capacity:
         if s.unacked_max is not None and s.window_held >= s.unacked_max:
             return f"window full: {s.window_held} of {s.unacked_max} messages wait for an ack; {behind}"
         if not (s.unacked or s.late):

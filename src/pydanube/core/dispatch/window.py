@@ -46,7 +46,7 @@ class SubscriptionProgress:
     back only by `seek`.
     """
 
-    __slots__ = ("changes", "head", "missing", "next_fresh", "next_unacked", "settled")
+    __slots__ = ("changes", "head", "holds_fresh", "missing", "next_fresh", "next_unacked", "settled")
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class SubscriptionProgress:
         self.head = max(head, next_unacked)
         self.settled = OffsetRanges() if settled is None else settled
         self.missing = OffsetRanges(missing)  # kept also below the cursor: one may seek back
+        self.holds_fresh = False  # nothing more is handed out for the first time: too much is scheduled already
         self.changes = 0  # grows with every offset settled, and with every seek
         self._advance()
 
@@ -116,7 +117,7 @@ class SubscriptionProgress:
 
     def fresh_count(self, committed_head: int = 0) -> int:
         """Committed, readable offsets that were never handed out."""
-        return self._open_count(self.next_fresh, max(self.head, committed_head))
+        return 0 if self.holds_fresh else self._open_count(self.next_fresh, max(self.head, committed_head))
 
     def oldest_open(self) -> int:
         """The lowest deliverable offset that is not settled; the head if there is none. What is missing holds the
@@ -168,6 +169,8 @@ class SubscriptionProgress:
         return self._first_fresh() < self.head
 
     def _first_fresh(self) -> int:
+        if self.holds_fresh:
+            return self.head
         first = self.next_fresh
         while True:  # settled and missing ranges may follow one another
             onward = self.settled.first_gap(first)
@@ -311,7 +314,7 @@ class InFlight:
         pieces = self._held.cut(first, end)
         for piece in pieces:
             piece.value.left -= piece.end - piece.first
-        self._forget_landed()
+        self._forget_settled()
         return pieces
 
     def cut_consumer(self, consumer: ConsumerId) -> list[RangePiece[Flight]]:
@@ -319,7 +322,7 @@ class InFlight:
         pieces = self._held.extract(lambda flight: flight.consumer == consumer)
         for piece in pieces:
             piece.value.left -= piece.end - piece.first
-        self._forget_landed()
+        self._forget_settled()
         return pieces
 
     def unseen(self, consumer: ConsumerId) -> list[RangePiece[Flight]]:
@@ -351,17 +354,17 @@ class InFlight:
     def cut_sent(self, too_long_ago: Callable[[float], bool], pieces_max: int) -> list[RangePiece[Flight]]:
         """Takes back what was sent too long ago, oldest first; no more flights when there are `pieces_max` pieces."""
         late: list[RangePiece[Flight]] = []
-        self._forget_landed()
+        self._forget_settled()
         while len(late) < pieces_max and self._by_age and too_long_ago(self._by_age[0].sent_at):
             flight = self._by_age.popleft()
             for piece in self._held.overlap(flight.first, flight.end):
                 if piece.value is flight:
                     late += self.cut(piece.first, piece.end)
-            self._forget_landed()
+            self._forget_settled()
         return sorted(late, key=lambda piece: piece.first)
 
     def oldest_sent_at(self) -> float | None:
-        self._forget_landed()
+        self._forget_settled()
         return self._by_age[0].sent_at if self._by_age else None
 
     def clear(self) -> None:
@@ -369,6 +372,6 @@ class InFlight:
         self._by_age.clear()
         self._extended.clear()
 
-    def _forget_landed(self) -> None:
+    def _forget_settled(self) -> None:
         while self._by_age and self._by_age[0].left == 0:
             self._by_age.popleft()
