@@ -1,8 +1,8 @@
 """Our gRPC server beside grpcio's, in alternating rounds: `make bench-grpc`.
 
-An empty server of each kind, and a broker with each (`broker.grpc_server`), are processes of their own; so are the clients. The
-rate says what this machine does with client and server on the same cores; CPU of the server per call says what the server
-costs, and depends on nothing else.
+An empty server of each kind, and a broker with each (`broker.grpc_server`), are processes of their own; so are the
+clients. The rate says what this machine does with client and server on the same cores; CPU of the server per call says
+what the server costs, and depends on nothing else.
 """
 
 from __future__ import annotations

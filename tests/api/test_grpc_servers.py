@@ -19,8 +19,8 @@ from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire.http2 import frames
 from pydanube.wire.http2.values import Http2Limits
 from tests.harness.certificates import Authority
-from tests.harness.doors import Calls, refused, serving
 from tests.harness.grpc_wires import Raw
+from tests.harness.servers import Calls, refused, serving
 from tests.support import run
 
 BOTH = pytest.mark.parametrize("kind", ["own", "grpcio"])
@@ -281,7 +281,7 @@ def test_tls_with_certificates_of_clients(kind: str, clients: str, tmp_path: Pat
     known = grpc.ssl_channel_credentials(roots, client.key_file.read_bytes(), client.cert_file.read_bytes())
 
     async def lookup(calls: Calls, credentials: Any) -> Any:
-        async with grpc.aio.secure_channel(calls.doors.client_addr, credentials) as channel:
+        async with grpc.aio.secure_channel(calls.servers.client_addr, credentials) as channel:
             method = channel.unary_unary(
                 "/danube.Discovery/TopicPartitions",
                 request_serializer=pb.TopicLookupRequest.SerializeToString,
