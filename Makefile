@@ -126,6 +126,10 @@ fuzz-rpc: setup-test ## Send 500,000 random requests to a broker (SEED=42 repeat
 fuzz-frames: setup-test ## Decode 500,000 damaged streams of frames
 	@$(PYTHON_IN_VENV) -m tests.fuzz.frames --count 500000
 
+.PHONY: fuzz-http2
+fuzz-http2: setup-test ## Damage a frame inside 1,000,000 connections of the gRPC server
+	@$(PYTHON_IN_VENV) -m tests.fuzz.http2 --count 1000000
+
 .PHONY: sim
 sim: setup-test ## Break simulated logs and clusters, seeds SEED to SEED+COUNT-1 (random, 10000)
 	@$(PYTHON_IN_VENV) -m tools.sim --seed $(SEED) --count $(COUNT)
@@ -155,8 +159,8 @@ bench-scrape: setup ## Measure a scrape of the metrics of a broker with 1,000 to
 	@$(PYTHON_IN_VENV) bench/scrape.py
 
 .PHONY: bench-grpc
-bench-grpc: setup-test ## Measure the gRPC door beside an empty server
-	@$(PYTHON_IN_VENV) bench/unary.py
+bench-grpc: setup-test ## Measure both gRPC servers, empty and of a broker, in alternating rounds
+	@$(PYTHON_IN_VENV) bench/grpc_servers.py
 
 # The peers' packages are none of ours, so they have a place of their own.
 build/peers/.made: requirements/bench.lock

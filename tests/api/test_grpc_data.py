@@ -571,10 +571,16 @@ async def test_a_lookup_of_what_is_no_topic_is_not_found(calls: Calls) -> None:
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 @served()
-async def test_a_lookup_of_a_malformed_name_is_refused_and_it_has_no_partitions(calls: Calls, name: str) -> None:
+async def test_a_malformed_name_is_refused_by_both_lookups(calls: Calls, name: str) -> None:
     request = pb.TopicLookupRequest(topic=name)
     assert (await refused(calls.discovery.TopicLookup(request))).code is StatusCode.INVALID_ARGUMENT
-    assert not (await calls.discovery.TopicPartitions(request)).partitions
+    assert (await refused(calls.discovery.TopicPartitions(request))).code is StatusCode.INVALID_ARGUMENT
+
+
+@served()
+async def test_a_name_that_does_not_exist_has_no_partitions(calls: Calls) -> None:
+    response = await calls.discovery.TopicPartitions(pb.TopicLookupRequest(topic="/default/none", request_id=4))
+    assert response.request_id == 4 and not response.partitions
 
 
 @served()

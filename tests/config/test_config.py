@@ -287,7 +287,7 @@ def test_a_key_that_nobody_knows_is_refused_with_the_nearest(file: Path, text: s
     ("text", "key"),
     [
         ("auth: {mode: tls}", "auth.mode"),
-        ("auth: {mode: none, jwt: {secret_key: x}}", "auth.jwt.secret_key"),
+        ("auth: {jwt: {secret_key: x}}", "auth.jwt.secret_key"),
         ("auth: {super_admins: [me]}", "auth.super_admins"),
         ("auth: tls", "auth"),
         ("admin_tls: true", "admin_tls"),
@@ -309,7 +309,8 @@ def test_security_that_is_switched_off_is_fine(file: Path) -> None:
         (Flags(mode="edge"), "--mode", "edge mode does not exist"),
         (Flags(mode="standalone", edge_token="hush"), "--edge-token", "edge mode does not exist"),
         (Flags(mode="solo"), "--mode", "standalone or cluster"),
-        (Flags(mode="cluster"), "--storage-url", "a cluster needs one object store"),
+        (Flags(mode="cluster", seed_nodes="a:1,b:1"), "--storage-url", "a cluster needs one object store"),
+        (Flags(mode="cluster", join=True, storage_url="file:///s"), "--seed-nodes", "name the brokers"),
         (Flags(mode="standalone", broker_addr="6650"), "--broker-addr", "host:port"),
         (Flags(mode="standalone", stream_addr="a:99999"), "--stream-addr", "host:port"),
         (Flags(mode="standalone", admin_addr="::1:50051"), "--admin-addr", "[::1]:6650"),
@@ -323,9 +324,17 @@ def test_a_flag_that_is_not_allowed_is_refused_by_name(flags: Flags, key: str, s
     assert caught.value.key == key and says in str(caught.value)
 
 
-def test_a_cluster_needs_a_store_and_somebody_who_keeps_its_metadata(file: Path) -> None:
-    assert refusal(file, "", mode="cluster").key == "--storage-url"
-    assert refusal(file, "storage: {url: 's3://b/p'}", mode="cluster").key == "--seed-nodes"
+def test_a_cluster_of_one_needs_neither_seed_nodes_nor_a_store_and_says_so(file: Path) -> None:
+    """As the original starts: `storage.mode: local` and no seed nodes."""
+    config = loaded(file, "broker: {host: 0.0.0.0}\nstorage: {mode: local, local_wal_root: ./wal}", mode="cluster")
+    assert config.cluster.seed_nodes == (config.cluster.raft_addr,) == ("127.0.0.1:7650",)
+    assert config.storage.url is None and config.objects_url.endswith("/wal/objects")
+    assert any("cluster of one, and history stays in its data directory" in each for each in config.warnings)
+
+
+def test_a_cluster_of_several_needs_a_store(file: Path) -> None:
+    assert refusal(file, "meta_store: {seed_nodes: ['a:1', 'b:1']}", mode="cluster").key == "--storage-url"
+    assert refusal(file, "meta_store: {etcd: ['a:1']}", mode="cluster").key == "--storage-url"
     both = refusal(file, "storage: {url: 's3://b/p'}\nmeta_store: {etcd: ['a:1'], seed_nodes: ['b:2']}", mode="cluster")
     assert both.key == "--etcd"
 

@@ -52,6 +52,9 @@ RUN_BY = {
     "docs/client.md": {"```python": CLIENT, "```text": CLIENT},
     "docs/concepts.md": {"danube admin": LOOKED_UP},
     "docs/configuration.md": {"```yaml": "tests/docs/test_pages.py::test_the_example_file_on_the_page_is_accepted"},
+    "docs/grpc.md": {
+        "```yaml": "tests/docs/test_pages.py::test_the_files_on_the_page_of_the_grpc_port_are_accepted",
+    },
     "docs/getting-started.md": {
         "make run": FOLLOWED_BY_ONE,
         "make": FOLLOWED_BY_THREE,

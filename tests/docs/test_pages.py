@@ -126,6 +126,17 @@ def test_the_example_file_on_the_page_is_accepted(tmp_path: Path) -> None:
     assert loaded.storage.url == "s3://events/danube" and loaded.warnings == ()
 
 
+def test_the_files_on_the_page_of_the_grpc_port_are_accepted(tmp_path: Path) -> None:
+    examples = [block for block in blocks((DOCS / "grpc.md").read_text()) if block.language == "yaml"]
+    configs = []
+    for each in examples:
+        (tmp_path / "danube.yml").write_text(each.text)
+        configs.append(load(Flags(mode="standalone", config_file=tmp_path / "danube.yml")).grpc)
+    switched_off, secured = configs
+    assert switched_off.server == "grpcio"
+    assert secured.scheme == "https" and secured.clients == "optional" and secured.server == "own"
+
+
 # --- others -------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,7 @@
-"""The official Python client, unmodified, each program in a process of its own, against a broker in another."""
+"""The official Python client, unmodified, each program in a process of its own, against a broker in another.
+
+Every scenario runs on our gRPC server and on grpcio's.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 NUMBERS = count()
 
 
+@pytest.fixture(scope="module", params=["own", "grpcio"])
+def grpc_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Flags that choose the server of the client port."""
+    file = tmp_path_factory.mktemp("grpc") / "broker.yml"
+    file.write_text(f"broker: {{grpc_server: {request.param}}}")
+    return "--config-file", str(file)
+
+
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_in(tmp_path_factory.mktemp("official")) as started:
+def broker(tmp_path_factory: pytest.TempPathFactory, grpc_server: tuple[str, str]) -> Iterator[BrokerProcess]:
+    with broker_in(tmp_path_factory.mktemp("official"), *grpc_server) as started:
         yield started
 
 
@@ -253,11 +264,11 @@ def test_key_filters_choose_among_consumers(broker: BrokerProcess, topic: str, p
 
 
 def test_clients_carry_on_after_a_clean_restart_and_after_a_crash(
-    tmp_path: Path, programs: contextlib.ExitStack
+    tmp_path: Path, programs: contextlib.ExitStack, grpc_server: tuple[str, str]
 ) -> None:
     """In the original every id dies with the process: producers raise and Python consumers never recover."""
     topic, shared = "/default/durable", "/default/shared"
-    with broker_in(tmp_path) as broker:
+    with broker_in(tmp_path, *grpc_server) as broker:
         retries = ("--retries", 30, "--interval-ms", 5)  # patience, where five tries may be over too soon
         producers = [
             programs.enter_context(broker.run("producer", each, "--reliable", "--count", 300, *retries))
@@ -292,10 +303,10 @@ def test_clients_carry_on_after_a_clean_restart_and_after_a_crash(
 
 
 def test_messages_acknowledged_to_the_producer_survive_kill_nine_and_wait_for_their_consumer(
-    tmp_path: Path, programs: contextlib.ExitStack
+    tmp_path: Path, programs: contextlib.ExitStack, grpc_server: tuple[str, str]
 ) -> None:
     topic = "/default/orders"
-    with broker_in(tmp_path) as broker:
+    with broker_in(tmp_path, *grpc_server) as broker:
         producer = programs.enter_context(broker.run("producer", topic, "--reliable", "--count", 1000))
         producer.until("created")
         consumers_of(programs, broker, topic, 1)[0].kill()  # a subscription that never acknowledged anything

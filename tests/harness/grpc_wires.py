@@ -100,6 +100,24 @@ class Server:
     def output(self) -> bytes:
         return self.grpc.data_to_send()
 
+    def check_accounts(self) -> None:
+        """Every sum is the sum of its parts, whatever goes on."""
+        http = self.grpc._http
+        streams = list(http.streams.values())
+        calls = [stream.call for stream in streams if stream.call is not None]
+        assert self.held.size_bytes == sum(call.held_bytes for call in calls)
+        assert self.unsent.size_bytes == http._sending.queued_bytes == sum(stream.queued_bytes for stream in streams)
+        for stream in streams:
+            queued = sum(map(len, stream.queue or ())) - stream.cursor
+            assert stream.queued_bytes == queued and not (stream.remote_ended and stream.local_ended)
+            assert not stream.is_ready or stream in http._sending._ready
+            assert stream.is_ready or not stream.queued_bytes or stream.send_window <= 0
+        if http.end is None:
+            on_their_way = sum(call.taken_bytes - call.granted_bytes for call in calls)
+            assert http._receive_window + http._returned_bytes + on_their_way == self.limits.connection_window_bytes
+        else:
+            assert not streams
+
     def check_idle(self) -> None:
         """Nothing is left of calls: no bytes held or queued, no stream, and the windows are what they were."""
         http = self.grpc._http

@@ -20,6 +20,7 @@ import grpc
 from pydanube.api.server import BrokerServers
 from pydanube.broker.service import Broker
 from pydanube.config import BrokerConfig, Config, StorageConfig
+from pydanube.config.grpc import GrpcConfig
 from pydanube.core.policies import UNLIMITED, TopicPolicy
 from pydanube.ports import ObjectStore
 from pydanube.stores.disk.memory import MemoryDisk
@@ -116,6 +117,7 @@ async def serving(
     auto_create_topics: bool = True,
     storage: StorageConfig = StorageConfig(),  # noqa: B008  # frozen
     make_objects: Callable[[], ObjectStore] | None = None,
+    grpc_config: GrpcConfig = GrpcConfig(),  # noqa: B008  # frozen
 ) -> AsyncIterator[Calls]:
     addresses = BrokerConfig(
         client_addr=ANYWHERE,
@@ -126,7 +128,7 @@ async def serving(
     )
     clock = LoopClock()
     broker = await Broker.start_on(
-        Config(broker=addresses, policies=policies, storage=storage),
+        Config(broker=addresses, policies=policies, storage=storage, grpc=grpc_config),
         disk=MemoryDisk(),
         metadata=MemoryMetadataStore(clock),
         clock=clock,

@@ -176,7 +176,11 @@ def load(flags: Flags) -> Config:
     broker = _broker(flags, values)
     storage, cluster = _storage(flags, values), _cluster(flags, values)
     if mode == "cluster":
-        _check_cluster(storage, cluster)
+        is_alone = not cluster.etcd and not cluster.seed_nodes and not cluster.join
+        if is_alone:
+            cluster = _alone(cluster)
+            warnings.append(_why_alone(cluster, storage))
+        _check_cluster(storage, cluster, is_alone)
     return Config(
         mode=mode,
         data_dir=values.take("storage.local_wal_root", DATA_DIR),
@@ -263,8 +267,23 @@ def _policies(mode: Mode, values: Values) -> TopicPolicy:
     return TopicPolicy.from_json(given)
 
 
-def _check_cluster(storage: StorageConfig, cluster: ClusterConfig) -> None:
-    if storage.url is None:
+def _alone(cluster: ClusterConfig) -> ClusterConfig:
+    """A cluster of one, as the original begins one: its only member of the metadata store is its own."""
+    host, _, port = cluster.raft_addr.rpartition(":")
+    raft_addr = f"127.0.0.1:{port}" if host in ANY_HOST else cluster.raft_addr
+    return replace(cluster, raft_addr=raft_addr, seed_nodes=(raft_addr,))
+
+
+def _why_alone(cluster: ClusterConfig, storage: StorageConfig) -> str:
+    where = "" if storage.url else ", and history stays in its data directory"
+    return (
+        f"no seed nodes are named: this broker is a cluster of one{where}. Its metadata member listens on "
+        f"{cluster.raft_addr}; name seed nodes and a storage.url before other brokers join"
+    )
+
+
+def _check_cluster(storage: StorageConfig, cluster: ClusterConfig, is_alone: bool) -> None:
+    if storage.url is None and not is_alone:
         raise ConfigError(
             "--storage-url",
             None,

@@ -69,6 +69,10 @@ REPLACED: Final[Mapping[str, str]] = {
 }
 
 
+# Of the reference's authentication: harmless where that is switched off, refused where it is not.
+OF_AUTH: Final = ("auth.tls.", "auth.jwt.", "auth.super_admins")
+
+
 # --- reading the file -----------------------------------------------------------------------------------
 
 
@@ -96,10 +100,15 @@ def _flatten(value: object, key: str = "") -> Iterator[tuple[str, object]]:
 def _check(given: Iterator[tuple[str, object]]) -> tuple[Values, list[str]]:
     values = Values()
     warnings = []
-    for written, value in given:
+    settings = list(given)
+    has_no_auth = ("auth.mode", "none") in settings
+    for written, value in settings:
         if value is None:  # as good as absent, if it is a name that exists
             if not _is_known(written):
                 raise ConfigError(written, "", _unknown(written))
+            continue
+        if has_no_auth and written.startswith(OF_AUTH):
+            warnings.append(f"{written} has no effect: auth.mode is none")
             continue
         _refuse(written, value)
         key = ALIASES.get(written, written)

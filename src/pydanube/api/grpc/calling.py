@@ -57,6 +57,7 @@ class CallContext:
         "_code",
         "_deadline",
         "_done_callbacks",
+        "_has_begun",
         "_protocol",
         "_requests",
         "_sentence",
@@ -79,6 +80,7 @@ class CallContext:
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
+        self._has_begun = False
         self.is_over = False  # nothing can be said to the client any more
         timeout = call.headers.timeout
         if timeout is not None:
@@ -173,6 +175,8 @@ class CallContext:
         self.is_over = True
         if self.task is not None:
             self.task.cancel()
+            if not self._has_begun:
+                self._clean()  # a task that is cancelled before its first step runs nothing, not even a finally
 
     def finish(self, code: Code, sentence: str, metadata: TrailingMetadata = ()) -> None:
         self._protocol.grpc.finish(self._call, code, cut(sentence), metadata)
@@ -195,6 +199,7 @@ class CallContext:
         self._protocol.tasks.add(task)
 
     async def _run(self, raw: bytes | RpcRefusal | None) -> None:
+        self._has_begun = True
         handler: Handler = self._call.method.handler
         protocol = self._protocol
         try:
@@ -226,15 +231,19 @@ class CallContext:
             log.exception("call failed", extra={"call": self._call.method.path, "error": type(error).__name__})
             self.finish(Code.UNKNOWN, "the broker failed; its log says how")
         finally:
-            self.is_over = True
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            self._call.attach(None)
-            protocol.tasks.discard(self.task)
-            self.task = None
-            for callback in self._done_callbacks:
-                callback(self)
+            self._clean()
+
+    def _clean(self) -> None:
+        """Cuts every reference to the call and from it."""
+        self.is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._call.attach(None)
+        self._protocol.tasks.discard(self.task)
+        self.task = None
+        for callback in self._done_callbacks:
+            callback(self)
 
     async def _stream(self, handler: Handler, request: Any) -> None:
         answers = handler.behaviour(request, self)

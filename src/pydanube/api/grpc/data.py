@@ -27,7 +27,6 @@ from pydanube.errors import (
     ConsumerUnknown,
     DanubeError,
     DeliveryMismatch,
-    InvalidName,
     NotServed,
     SchemaMismatch,
     SubscriptionUnknown,
@@ -253,11 +252,8 @@ class Discovery:
         )
 
     async def TopicPartitions(self, request: pb.TopicLookupRequest) -> pb.TopicPartitionsResponse:
-        """Never an error: a name that cannot be has no partitions."""
-        try:
-            partitions = await self._topics.partitions(TopicName(request.topic))
-        except InvalidName:
-            partitions = []
+        """A topic that does not exist has no partitions. A name that cannot be is an error, as in a lookup."""
+        partitions = await self._topics.partitions(TopicName(request.topic))
         return pb.TopicPartitionsResponse(request_id=request.request_id, partitions=partitions)
 
 

@@ -26,8 +26,8 @@ class Method(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
     request_seconds: float = 60.0  # a request that has begun is complete by then
-    held_bytes: int = 128 * 1024 * 1024  # requests of all connections: received, or granted, and not answered
-    granted_bytes: int = 96 * 1024 * 1024  # of it, for messages larger than a stream's window
+    held_bytes: int = 64 * 1024 * 1024  # requests of all connections: received, or granted, and not answered
+    granted_bytes: int = 48 * 1024 * 1024  # of it, for messages larger than a stream's window
     call_bytes: int = 1024  # what a call counts besides its data
 
 

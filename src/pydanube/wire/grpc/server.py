@@ -229,7 +229,9 @@ class GrpcConnection:
         return True
 
     def done_with(self, call: Call) -> None:
-        """A message of a stream of requests was taken: its window opens again."""
+        """What has come of a stream of requests was taken: its window opens again."""
+        if not call.is_open:
+            return
         call.asked = False
         self._held.release(call)
         self._held.hold(call, self._held.limits.call_bytes + call.granted_bytes)
