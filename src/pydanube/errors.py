@@ -69,9 +69,12 @@ Spark worker. What this page says of an error is not said again below.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
 
 from pydanube.core.declared import Declared, says
+
+_PASSWORD: Final = re.compile(r"(?<=//)[^/@\s'\"]+@|[^\s'\"/@]+:[^\s'\"/@]*@")  # of a URL
 
 
 class DanubeError(Declared):
@@ -118,13 +121,18 @@ class InvalidBatch(Refused):
     what: str
 
 
-@says("{key} = {value!r} is not allowed: {allowed}")
+@says()
 class ConfigError(Refused):
-    """`key` is the setting, `value` what was given, `allowed` what may be given."""
+    """`key` is the setting, `value` what was given or None, `allowed` what may be given."""
 
     key: str
     value: object
     allowed: str
+
+    def __str__(self) -> str:
+        shown = _PASSWORD.sub("(hidden)@", repr(self.value))
+        given = "is not given" if self.value is None else f"= {shown} is not allowed"
+        return f"{self.key} {given}: {self.allowed}"
 
 
 @says("offset {offset} of {topic} is not kept: offsets {first} up to {end} are")

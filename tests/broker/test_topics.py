@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from pydanube.broker.base_subscription import BaseSubscription
 from pydanube.broker.registrations import PRODUCER_SILENT_SECONDS
-from pydanube.core.names import NamespaceName, ProducerId, TopicName
+from pydanube.core.names import ConsumerId, NamespaceName, ProducerId, TopicName
 from pydanube.core.policies import Delivery, TopicPolicy
 from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import (
@@ -28,7 +29,7 @@ from pydanube.errors import (
 from tests.harness.brokers import (
     ORDERS,
     SUB,
-    Host,
+    BrokerFixture,
     consume,
     find_topic,
     make_topic,
@@ -47,7 +48,7 @@ RELIABLE = Delivery.RELIABLE
 
 @simulated
 async def test_names_match_exactly() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     topics = broker.topics
     await make_topic(broker, "/default/foobar")
     assert await topics.partitions(TopicName("/default/foo")) == []
@@ -62,7 +63,7 @@ async def test_names_match_exactly() -> None:
 
 @simulated
 async def test_namespaces_whose_names_begin_alike_do_not_mix() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     topics = broker.topics
     for name in ("team", "team-a"):
         await topics.create_namespace(NamespaceName(name))
@@ -77,7 +78,7 @@ async def test_namespaces_whose_names_begin_alike_do_not_mix() -> None:
 
 @simulated
 async def test_partitions_are_found_in_order_and_belong_to_their_base_alone() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     topics = broker.topics
     base = TopicName("/default/foo")
     await topics.create_partitioned(base, 12, delivery=RELIABLE)
@@ -95,7 +96,7 @@ async def test_partitions_are_found_in_order_and_belong_to_their_base_alone() ->
 
 @simulated
 async def test_a_topic_is_made_once_however_many_ask_at_the_same_time() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     results = await asyncio.gather(*(make_topic(broker) for _ in range(10)), return_exceptions=True)
     made = [each for each in results if not isinstance(each, BaseException)]
     assert len(made) == 1
@@ -104,7 +105,7 @@ async def test_a_topic_is_made_once_however_many_ask_at_the_same_time() -> None:
 
 @simulated
 async def test_a_topic_needs_its_namespace_and_namespaces_are_listed_once() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     with pytest.raises(NamespaceUnknown):
         await make_topic(broker, "/nowhere/t")
     for number in range(3):
@@ -116,7 +117,7 @@ async def test_a_topic_needs_its_namespace_and_namespaces_are_listed_once() -> N
 
 @simulated
 async def test_everything_is_served_again_after_a_restart() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     for number in range(40):
         topic = await make_topic(broker, f"/default/t{number}")
@@ -134,7 +135,7 @@ async def test_everything_is_served_again_after_a_restart() -> None:
 
 @simulated
 async def test_a_broker_that_stops_refuses_new_work() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await publish(topic, "a")
     await broker.stop()
@@ -148,7 +149,7 @@ async def test_a_broker_that_stops_refuses_new_work() -> None:
 
 @simulated
 async def test_a_schema_subject_given_at_creation_is_kept() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     await broker.topics.create(ORDERS, delivery=RELIABLE, schema_subject="orders-value")
     broker = await host.restart()
@@ -161,7 +162,7 @@ async def test_a_schema_subject_given_at_creation_is_kept() -> None:
 @simulated
 async def test_an_exclusive_producer_has_the_topic_for_itself() -> None:
     """Defect A17."""
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     first = await topic.add_producer("first", exclusive=True)
     with pytest.raises(ProducerExists, match="first"):
         await topic.add_producer("second")
@@ -176,7 +177,7 @@ async def test_an_exclusive_producer_has_the_topic_for_itself() -> None:
 
 @simulated
 async def test_a_producer_that_is_heard_of_keeps_its_place() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     first = await topic.add_producer("first", exclusive=True)
     for turn in range(10):
         await asyncio.sleep(PRODUCER_SILENT_SECONDS - 5)
@@ -191,7 +192,7 @@ async def test_a_producer_that_is_heard_of_keeps_its_place() -> None:
 @simulated
 async def test_the_limit_of_producers_counts_only_the_living() -> None:
     """Defect A2."""
-    _, topic = await one_topic(Host(policies=TopicPolicy(max_producers_per_topic=2)))
+    _, topic = await one_topic(BrokerFixture(policies=TopicPolicy(max_producers_per_topic=2)))
     await topic.add_producer("a")
     await topic.add_producer("b")
     await topic.add_producer("a")
@@ -204,7 +205,7 @@ async def test_the_limit_of_producers_counts_only_the_living() -> None:
 @simulated
 async def test_a_producer_may_go_on_after_a_restart_with_its_old_id_and_nobody_elses() -> None:
     """Defect A4."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     identity = await topic.add_producer("producer")
     await topic.publish(identity, message("a"))
@@ -217,7 +218,7 @@ async def test_a_producer_may_go_on_after_a_restart_with_its_old_id_and_nobody_e
 
 @simulated
 async def test_a_publish_rate_is_enforced_and_refills() -> None:
-    _, topic = await one_topic(Host(policies=TopicPolicy(max_publish_rate=5)))
+    _, topic = await one_topic(BrokerFixture(policies=TopicPolicy(max_publish_rate=5)))
     producer = await topic.add_producer("producer")
     for _ in range(5):
         await topic.publish(producer, message("x"))
@@ -229,7 +230,7 @@ async def test_a_publish_rate_is_enforced_and_refills() -> None:
 
 @simulated
 async def test_a_message_larger_than_allowed_is_refused_and_the_next_is_not() -> None:
-    _, topic = await one_topic(Host(policies=TopicPolicy(max_message_size=100)))
+    _, topic = await one_topic(BrokerFixture(policies=TopicPolicy(max_message_size=100)))
     with pytest.raises(MessageTooLarge):
         await publish(topic, "x" * 101)
     assert await publish(topic, "x" * 100) == [0]
@@ -237,7 +238,7 @@ async def test_a_message_larger_than_allowed_is_refused_and_the_next_is_not() ->
 
 @simulated
 async def test_the_limit_of_subscriptions_counts_those_that_exist() -> None:
-    _, topic = await one_topic(Host(policies=TopicPolicy(max_subscriptions_per_topic=1)))
+    _, topic = await one_topic(BrokerFixture(policies=TopicPolicy(max_subscriptions_per_topic=1)))
     stream = await consume(topic, "a")
     with pytest.raises(LimitReached):
         await consume(topic, "b")
@@ -251,7 +252,7 @@ async def test_the_limit_of_subscriptions_counts_those_that_exist() -> None:
 @pytest.mark.parametrize("unacked_max", [0, -1, 10_001])
 @simulated
 async def test_an_absurd_window_is_refused_and_nothing_is_stored(unacked_max: int) -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await topic.subscribe(SUB, Kind.SHARED, "c")
     before = len(host.metadata.written)
@@ -265,7 +266,7 @@ async def test_an_absurd_window_is_refused_and_nothing_is_stored(unacked_max: in
 
 @simulated
 async def test_deleting_a_topic_ends_its_streams_and_refuses_its_producers() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     stream = await consume(topic)
     producer = await topic.add_producer("producer")
     await publish(topic, "a")
@@ -278,3 +279,60 @@ async def test_deleting_a_topic_ends_its_streams_and_refuses_its_producers() -> 
         await broker.topics.delete(ORDERS)
     assert broker.topics.find_producer(producer) is None
     assert broker.topics.find_consumer(stream.consumer) is None
+
+
+# --- ids --------------------------------------------------------------------------------------------------------
+
+
+@simulated
+async def test_an_id_that_nobody_has_costs_no_look_at_any_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids are guessed by whoever likes to: a thousand a second beside 100,000 subscriptions would fill a core."""
+    broker = await BrokerFixture().boot()
+    for number in range(20):
+        topic = await make_topic(broker, f"/default/t{number}")
+        await topic.add_producer("p")
+        consumer = await topic.subscribe(SUB, Kind.SHARED, "c")
+    looks = 0
+
+    def knows(self: BaseSubscription, consumer: ConsumerId) -> bool:
+        nonlocal looks
+        looks += 1
+        return consumer in self._consumers
+
+    monkeypatch.setattr(BaseSubscription, "knows", knows)
+    for bogus in range(100):
+        assert broker.topics.find_consumer(ConsumerId(bogus)) is None
+        assert broker.topics.find_producer(ProducerId(bogus)) is None
+    assert looks == 0
+    assert broker.topics.find_consumer(consumer) == (topic, topic.subscriptions[SUB]) and looks == 1
+
+
+@simulated
+async def test_ids_are_found_as_long_as_somebody_has_them_and_forgotten_with_them() -> None:
+    host = BrokerFixture()
+    broker, topic = await one_topic(host)
+    topics, index = broker.topics, broker.topics.context.services.clients
+    producer = await topic.add_producer("p")
+    gone = await topic.subscribe(SUB, Kind.SHARED, "gone")
+    stays = await topic.subscribe(SUB, Kind.SHARED, "stays")
+    assert topics.find_producer(producer) is topic
+    assert topics.find_consumer(gone) == topics.find_consumer(stays) == (topic, topic.subscriptions[SUB])
+    topic.subscriptions[SUB].forget(gone)
+    assert topics.find_consumer(gone) is None and topics.find_consumer(stays) is not None
+    topic.producers.remove(producer, topic.producers.get(producer))
+    assert topics.find_producer(producer) is None
+    assert (len(index.consumers), len(index.producers)) == (1, 0)
+    await topic.add_producer("p")
+    await asyncio.sleep(PRODUCER_SILENT_SECONDS + 1)
+    assert len(topic.producers) == 0 and topics.find_producer(producer) is None and len(index.producers) == 0
+    # Made anew under the same names: the same ids, at another topic.
+    await topics.delete(ORDERS)
+    assert topics.find_consumer(stays) is None
+    again = await make_topic(broker)
+    assert topics.find_consumer(stays) is None
+    assert await again.subscribe(SUB, Kind.SHARED, "stays") == stays
+    assert topics.find_consumer(stays) == (again, again.subscriptions[SUB])
+    # And after a restart, from what is stored.
+    broker = await host.restart()
+    reopened = await find_topic(broker)
+    assert broker.topics.find_consumer(stays) == (reopened, reopened.subscriptions[SUB])

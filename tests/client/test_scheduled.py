@@ -15,7 +15,7 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import ConfigError, DeadlineExceeded, LimitReached, Refused
 from pydanube.formats.batch import load, messages
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from tests.harness.brokers import SUB, Host, consume, make_topic, now, simulated
+from tests.harness.brokers import SUB, BrokerFixture, consume, make_topic, now, simulated
 from tests.harness.peers import Peer
 from tests.harness.wired import Wires, wired
 
@@ -136,7 +136,7 @@ async def test_more_than_a_subscription_may_have_is_refused_until_some_are_due(w
 @pytest.mark.parametrize("how", ["kill", "stop"])
 @simulated
 async def test_what_is_scheduled_is_scheduled_after_a_restart_and_what_is_done_does_not_come_again(how: str) -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     wires = Wires(broker)
     async with wires.connect() as client:
@@ -168,7 +168,7 @@ async def test_what_is_scheduled_is_scheduled_after_a_restart_and_what_is_done_d
 @pytest.mark.parametrize("jump", [-1000.0, 1000.0])
 @simulated
 async def test_a_clock_that_jumps_makes_it_earlier_or_later_and_never_early_by_its_date(jump: float, kind: Any) -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     wires = Wires(broker)
     async with wires.connect() as client:
@@ -187,7 +187,7 @@ async def test_a_clock_that_jumps_makes_it_earlier_or_later_and_never_early_by_i
 
 @simulated
 async def test_retention_takes_what_is_scheduled_and_says_so() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     wires = Wires(broker)
     async with wires.connect() as client:
@@ -205,7 +205,7 @@ async def test_retention_takes_what_is_scheduled_and_says_so() -> None:
 
 @simulated
 async def test_consumers_by_grpc_are_not_sent_it_before_its_time_either() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     orders = await make_topic(broker)
     wires = Wires(broker)
@@ -222,12 +222,12 @@ async def test_consumers_by_grpc_are_not_sent_it_before_its_time_either() -> Non
 
 @simulated
 async def test_a_client_that_knows_no_such_columns_gets_the_batch_without_them() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     wires = Wires(broker)
     async with wires.connect() as client:
         await send(client, (b"a", -0.0), (b"b", None))
     for known, version in ((0, 1), (1, 1), (2, 2), (3, 2)):
-        peer = await Peer.greeted(wires.door, envelope_version=known)
+        peer = await Peer.greeted(wires.server, envelope_version=known)
         found = load((await peer.ask(fetch=pb.Fetch(topic=TOPIC, start=0))).body)
         assert found.header.envelope == version and messages(found)[0].payload == b"a"

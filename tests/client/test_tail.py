@@ -32,7 +32,7 @@ async def put(client: Client, *payloads: bytes, topic: str = TOPIC) -> None:
 async def test_a_tail_reads_what_comes_and_leaves_nothing_at_the_broker(wires: Wires) -> None:
     async with wires.connect() as client:
         await put(client, b"before")
-        metadata = wires.broker.topics.rooms.metadata
+        metadata = wires.broker.topics.context.metadata
         known = [item.key for item in await metadata.list("/topics/")]
         async with client.tail(TOPIC) as tail:
             reading = asyncio.create_task(tail.receive(timeout=100))

@@ -2,7 +2,7 @@
 
     client port     ProducerService, ConsumerService, Discovery, HealthCheck, StorageService, SchemaRegistry
     admin port      BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin, SecurityAdmin, SchemaRegistry, and ours:
-                    Admin, and Peers between brokers
+                    Admin, Status, Pipelines, and Peers between brokers
     stream port     the native protocol
     metrics port    HTTP: /metrics, /health/live, /health/ready, /iceberg/v1/ (tables)
 
@@ -15,7 +15,7 @@ import asyncio
 import errno
 import logging
 import socket
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
@@ -27,6 +27,8 @@ from pydanube.api.grpc import data, extensions, status, storage
 from pydanube.api.grpc.adapter import handler_of
 from pydanube.api.grpc.forward import Forwarder
 from pydanube.api.grpc.peers import Peers, PeerService
+from pydanube.api.grpc.pipelines import PipelineCalls
+from pydanube.api.grpc.server import GrpcServer
 from pydanube.api.http.metrics import STARTING, MetricsServer
 from pydanube.api.native.server import NativeServer
 from pydanube.api.orders import Orders
@@ -37,12 +39,13 @@ from pydanube.broker.sources import program_version
 from pydanube.broker.stores import readers_keys
 from pydanube.broker.tables import TableDesk
 from pydanube.config import BrokerConfig, open_files
+from pydanube.config.grpc import GrpcConfig
 from pydanube.config.stream import StreamLimits
 from pydanube.core.cluster.lifecycle import BrokerMode
 from pydanube.core.units import MIB
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
-from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2, status_pb2
+from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2, pipelines_pb2, status_pb2
 from pydanube.wire.status import ADMIN, RECEIVE, SEND
 
 log = logging.getLogger(__name__)
@@ -78,15 +81,18 @@ class BrokerServers:
     def __init__(self, broker: Broker, metrics: MetricsServer | None = None) -> None:
         self._broker = broker
         share = open_files.current()
-        self._clients = Admission(share.grpc, share.limit)
+        self._is_own = broker.config.grpc.server == "own"
+        self._clients = Admission(share.grpc, share.limit, self._client_ports if self._is_own else None)
         self._admins = Admission(share.admin, share.limit)
-        self._client = grpc.aio.server(options=(*OPTIONS, self._clients.option))
+        self._client: Any = (
+            GrpcServer(self._clients) if self._is_own else grpc.aio.server(options=(*OPTIONS, self._clients.option))
+        )
         self._admin = grpc.aio.server(options=(*OPTIONS, self._admins.option))
         self._metrics = metrics or MetricsServer(broker.telemetry)
         self._stream = NativeServer(broker)
         self._peers = Peers(broker)
         self._tables = TableDesk(broker.topics, broker.config.objects_url, readers_keys(broker.config))
-        self._observer = Observer(broker, broker.telemetry.room)
+        self._observer = Observer(broker, broker.telemetry.disk_space)
         self._observing: asyncio.Task[None] | None = None
         self._why_not_ready: str | None = STARTING
         self.client_addr = self.admin_addr = self.metrics_addr = self.stream_addr = ""
@@ -137,7 +143,7 @@ class BrokerServers:
         self.metrics_addr = self._metrics.address
         self._metrics.follow(self, self._tables)
         self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
-        self.client_addr = _listen("--broker-addr", self._client, addresses.client_addr)
+        self.client_addr = await self._listen_clients("--broker-addr", addresses.client_addr)
         for admission, address in ((self._admins, self.admin_addr), (self._clients, self.client_addr)):
             admission.listens(int(address.rpartition(":")[2]))
         self.stream_addr = await self._listen_stream("--stream-addr", addresses.stream_addr)
@@ -201,6 +207,7 @@ class BrokerServers:
             _services(status_pb2.DESCRIPTOR)["Status"]: status.StatusService(
                 broker, peers, self._observer, program_version()
             ),
+            _services(pipelines_pb2.DESCRIPTOR)["Pipelines"]: PipelineCalls(broker.pipelines, broker.clock),
             _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker, self._tables.flushes),
         }
         orders = Orders(broker)
@@ -220,7 +227,21 @@ class BrokerServers:
 
     def change_stream_limits(self, limits: StreamLimits) -> None:
         """For native connections from now on: existing ones got theirs when they were opened."""
-        self._stream.limits = limits
+        self._stream.change_limits(limits)
+
+    def _client_ports(self, port: int) -> set[int]:
+        return set(self._client.peer_ports())
+
+    async def _listen_clients(self, key: str, address: str) -> str:
+        config = self._broker.config.grpc
+        if not self._is_own:
+            return _listen(key, self._client, address, _credentials(config))
+        host, _, port = address.rpartition(":")
+        try:
+            bound = await self._client.listen(host.strip("[]"), int(port), server_context(config))
+        except OSError as error:
+            raise _unusable(key, address, error) from error
+        return f"{host}:{bound}"
 
     async def _listen_stream(self, key: str, address: str) -> str:
         host, _, port = address.rpartition(":")
@@ -253,10 +274,10 @@ class BrokerServers:
         return f"ready, and drained: {state.reason}"
 
 
-async def open_metrics(door: MetricsServer, addresses: BrokerConfig) -> None:
+async def open_metrics(server: MetricsServer, addresses: BrokerConfig) -> None:
     """Raises ConfigError for an address that cannot be had: for the clients' one, if that is taken as well."""
     try:
-        await door.open(addresses.metrics_addr)
+        await server.open(addresses.metrics_addr)
     except OSError as error:
         host, _, port = addresses.client_addr.rpartition(":")
         try:
@@ -266,14 +287,28 @@ async def open_metrics(door: MetricsServer, addresses: BrokerConfig) -> None:
         raise _unusable("--prom-exporter", addresses.metrics_addr, error) from error
 
 
-def _listen(key: str, server: grpc.aio.Server, address: str) -> str:
+def _listen(key: str, server: grpc.aio.Server, address: str, credentials: Any = None) -> str:
     host, _, port = address.rpartition(":")
     try:
         _try(host.strip("[]"), int(port))
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except (OSError, RuntimeError) as error:
         raise _unusable(key, address, error) from error
     return f"{host}:{bound}"
+
+
+def _credentials(config: GrpcConfig) -> Any:
+    """grpcio's form of the same files. None: without TLS."""
+    if server_context(config) is None:  # it also checks the files, and says what is wrong with one
+        return None
+    assert config.cert_file is not None and config.key_file is not None
+    chain = config.key_file.read_bytes(), config.cert_file.read_bytes()
+    authorities = None if config.ca_file is None else config.ca_file.read_bytes()
+    is_required = authorities is not None and config.clients == "required"
+    return grpc.ssl_server_credentials((chain,), authorities, is_required)
 
 
 def _try(host: str, port: int) -> None:

@@ -48,7 +48,7 @@ class BaseTopic(Generic[Subscribed]):
         self.own_policy = own_policy
         self.schema_subject = schema_subject
         self.subscriptions: dict[SubscriptionName, Subscribed] = {}
-        self.producers = TopicProducers(name, policy, services.clock)
+        self.producers = TopicProducers(name, policy, services.clock, services.clients)
         self.metrics = telemetry.topic(name, self.producers.__len__)
         self.closed = Watchers()
         self.is_closed = False  # for good; or closing

@@ -140,7 +140,7 @@ class Catalog(TopicTable):
         await self.make(name, delivery=delivery, schema_subject=schema_subject)
         if self.directory is None:
             return await self._load(name)
-        if await self.directory.hosted(name, HOSTED_SECONDS) == self.rooms.broker_id:
+        if await self.directory.hosted(name, HOSTED_SECONDS) == self.context.broker_id:
             topic = self._open.get(name) or await self._arrival(name)  # claimed, and perhaps just being opened
             if topic is not None:
                 return topic
@@ -221,7 +221,7 @@ class Catalog(TopicTable):
             except DiskFull as error:  # its log needs no ending, and deleting frees space
                 log.warning("log of a deleted topic left unfinished", extra={"topic": name, "why": str(error)})
             await topic.ownership.reassert()  # a descriptor that was given up and comes late must not outlive its topic
-            await erase(self.rooms, topic.ownership, self.session)
+            await erase(self.context, topic.ownership, self.session)
 
     async def retention(self, name: TopicName) -> Retention:
         """What is stored now, whichever broker wrote it."""

@@ -60,7 +60,7 @@ class Overview:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._topics = broker.topics
-        self._metadata = broker.topics.rooms.metadata
+        self._metadata = broker.topics.context.metadata
 
     def host_of(self, name: TopicName) -> BrokerId | None:
         """Who has it, by exactly this name."""

@@ -50,11 +50,12 @@ from pydanube.errors import (
     DanubeError,
     LimitReached,
     NotServed,
+    Refused,
 )
 from pydanube.formats.batch import Batch, Envelope, delivery_times
 from pydanube.history.change import HistoryChange, Void
 from pydanube.history.compaction import swap
-from pydanube.history.leftovers import is_uncovered
+from pydanube.history.leftovers import files_set_aside, is_uncovered
 from pydanube.history.served import Storage
 from pydanube.history.upload_state import UploadState
 from pydanube.history.uploader import Uploader
@@ -152,28 +153,28 @@ class Topic(TopicReader):
         else:
             await self._reservation.stop()
         self._telemetry.forget_topic(self.name)
-        self.closed.tell(closing)
+        self.closed.notify(closing)
         if failure is not None:
             raise failure
 
     # --- leaving ------------------------------------------------------------------------------------
 
-    def freeze(self, why: str, moved_to: str = "") -> None:
+    def pause(self, why: str, moved_to: str = "") -> None:
         """Refuses publishes and acks and sends nothing more; what is being committed is finished.
 
         `moved_to` is the next owner: clients that are refused may wait there.
         """
         self._closing = NotServed(self.name, why, moved_to)
         for subscription in self.subscriptions.values():
-            subscription.freeze(self._closing)
+            subscription.pause(self._closing)
 
-    def thaw(self) -> None:
-        """Undoes `freeze`. Does nothing if the topic was closed in the meantime."""
+    def resume(self) -> None:
+        """Undoes `pause`. Does nothing if the topic was closed in the meantime."""
         if self.is_closed:
             return
         self._closing = None
         for subscription in self.subscriptions.values():
-            subscription.thaw()
+            subscription.resume()
 
     async def save_cursors(self) -> None:
         """All that changed, together, for good. What fails is logged, and still to be saved."""
@@ -225,20 +226,22 @@ class Topic(TopicReader):
 
         Only on an operator's word: what the lost broker acknowledged there is gone. None: there is no such orphan.
         """
-        carried = self.storage.uploader.get(self.name) if self.storage is not None else None
-        if carried is None:
+        upload_state = self.storage.uploader.get(self.name) if self.storage is not None else None
+        if upload_state is None:
             self._check_open()
             return None
-        async with carried.working:  # so that it is not adopted in the meantime
+        async with upload_state.working:  # so that it is not adopted in the meantime
             orphan = next((each for each in self.orphans if each.start == start), None)
             if orphan is None:
                 return None
-            await carried.tier.refresh_if_stale()
+            await upload_state.tier.refresh_if_stale()
             why = f"discarded by an operator; broker {orphan.broker_id} may have had messages there"
             others = [Delete(keys.orphan(self.name, start)), Delete(keys.rescue(self.name, orphan.epoch))]
             async with self.log.between_groups():  # before: no producer may get a receipt for what will be void
                 self.log.sessions.forget([(start, orphan.end)])
-            await carried.tier.apply(HistoryChange(voids=[Void(start, orphan.end, why)], others=others, appears=True))
+            await upload_state.tier.apply(
+                HistoryChange(voids=[Void(start, orphan.end, why)], others=others, appears=True)
+            )
             left = [each for each in self.orphans if each is not orphan]
             try:
                 await self.forget_own(orphan)  # if it was this disk that had it
@@ -254,14 +257,14 @@ class Topic(TopicReader):
         unreadable = self.storage is not None and self.storage.uploads.unreadable
         return bool(self.log.recovered.damage or unreadable)
 
-    async def quiet(self) -> None:
-        """Returns when nothing is being committed any more. Only after `freeze`: otherwise more may come."""
+    async def drain(self) -> None:
+        """Returns when nothing is being committed any more. Only after `pause`: otherwise more may come."""
         async with self._changing:  # a subscription that is being created is complete
             pass
-        await self.log.quiet()
+        await self.log.drain()
         while self._gatherer.busy:  # its next batch is submitted when the last one is decided
             await self._services.clock.sleep(0.0)
-            await self.log.quiet()
+            await self.log.drain()
         await self._reservation.stop()
 
     # --- publishing ---------------------------------------------------------------------------------
@@ -320,18 +323,22 @@ class Topic(TopicReader):
 
         Raises Conflict, InvalidObject.
         """
-        _, carried = _carried(self)
-        async with carried.working:
-            await swap(carried.tier, old, new)
+        _, upload_state = _upload_state(self)
+        async with upload_state.working:
+            await swap(upload_state.tier, old, new)
             self._forget_read()  # a single object has other payloads now
-            await carried.tier.publish_snapshot()
+            await upload_state.tier.publish_snapshot()
 
     async def flush_log(self) -> int:
         """Moves everything that is committed from the disk to the object store; see `Uploader.flush_log`."""
-        uploader, carried = _carried(self)
-        first_on_disk = await uploader.flush_log(carried)
+        uploader, upload_state = _upload_state(self)
+        first_on_disk = await uploader.flush_log(upload_state)
         self._forget_read()
         return first_on_disk
+
+    async def set_aside(self) -> list[str]:
+        """Files of the topic on this disk that were set aside as damaged: they hold what they held."""
+        return await files_set_aside(self.log.disk, self.name)
 
     # --- subscriptions ------------------------------------------------------------------------------
 
@@ -413,7 +420,7 @@ class Topic(TopicReader):
         self.subscriptions[stored.name] = subscription
         subscription.start()
         if self._closing is not None:
-            subscription.freeze(self._closing)  # the topic is about to leave, and froze the others in the meantime
+            subscription.pause(self._closing)  # the topic is about to leave, and paused the others in the meantime
         return subscription
 
     def _machine(
@@ -437,8 +444,10 @@ class Topic(TopicReader):
         return DispatchLimits(unacked_max=config.unacked_max or self._defaults.unacked_max)
 
 
-def _carried(topic: Topic) -> tuple[Uploader, UploadState]:
-    carried = topic.storage.uploader.get(topic.name) if topic.storage is not None else None
-    if topic.storage is None or carried is None:
-        raise NotServed(topic.name, "its broker has no object store")
-    return topic.storage.uploader, carried
+def _upload_state(topic: Topic) -> tuple[Uploader, UploadState]:
+    if topic.storage is None:
+        raise Refused(f"the broker of topic {topic.name} has no object store")
+    upload_state = topic.storage.uploader.get(topic.name)
+    if upload_state is None:
+        raise NotServed(topic.name, "it is about to leave its broker")
+    return topic.storage.uploader, upload_state

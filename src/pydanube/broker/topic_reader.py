@@ -11,6 +11,7 @@ import asyncio
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Final
 
 from pydanube.broker.base_subscription import Services
@@ -107,7 +108,7 @@ class TopicReader(BaseTopic[Subscription]):
     async def rows(self, first: int, end: int, bytes_max: int | None = None) -> list[tuple[int, Envelope]]:
         """Offsets and messages of [first, end), as far as they are committed, until they have `bytes_max`."""
         found: list[tuple[int, Envelope]] = []
-        offset, room_bytes = first, sys.maxsize if bytes_max is None else bytes_max
+        offset, free_bytes = first, sys.maxsize if bytes_max is None else bytes_max
         while offset < end:
             batches = await self._read(offset, bool(found))
             if not batches:
@@ -117,8 +118,8 @@ class TopicReader(BaseTopic[Subscription]):
                 decoded = self._decode(batch)
                 for at in range(max(offset, base), upto):
                     found.append((at, decoded[at - base]))
-                    room_bytes -= cost_bytes(decoded[at - base])
-                    if room_bytes <= 0:
+                    free_bytes -= cost_bytes(decoded[at - base])
+                    if free_bytes <= 0:
                         return found
                 offset = upto
                 if offset >= end:
@@ -172,10 +173,10 @@ class TopicReader(BaseTopic[Subscription]):
         if (orphan := self.orphan_at(offset)) is not None:
             # This disk may have it. Which of it producers sent again, and must stay hidden, is not known yet.
             raise OffsetOutOfRange(self.name, offset, orphan.end, self.head)
-        if self.orphans and (elsewhere := await self._in_the_store(offset, bytes_max)) is not None:
+        if (elsewhere := await self._in_the_store(offset, bytes_max)) is not None:
             return elsewhere
         try:
-            found = self._without_orphans(await self.log.read(offset, bytes_max=bytes_max))
+            found = self._without_others(await self.log.read(offset, bytes_max=bytes_max))
             if offset in self._cloud_ends:  # where a reader had come to the end of what the cloud tier has
                 self._cloud_ends.discard(offset)
                 self._telemetry.wal.handoffs.inc()
@@ -199,10 +200,11 @@ class TopicReader(BaseTopic[Subscription]):
             raise OffsetOutOfRange(self.name, offset, following, self.head) from None
 
     async def _in_the_store(self, offset: int, bytes_max: int) -> list[Batch] | None:
-        """What was rescued of files that are still here is read as it is in the store: marked, without what was sent
-        again. They stay until all of it is rescued. None: it is none of that.
+        """What files of lost epochs have is read as it is in the store: marked, without what was sent again, and
+        erased if it was. They stay until all of it is rescued, and until what the store has is known. None: the store
+        has nothing of it.
         """
-        if self.storage is None or not any(first <= offset < end for first, end in self._rescued_in_part()):
+        if self.storage is None or not any(first <= offset < end for first, end in self._lost_here()):
             return None
         stored = await self.storage.reader.read(self.storage.tier, offset, bytes_max)
         if stored is not None:
@@ -213,26 +215,31 @@ class TopicReader(BaseTopic[Subscription]):
             raise OffsetOutOfRange(self.name, offset, void_end, self.head)
         return None
 
-    def _rescued_in_part(self) -> list[tuple[int, int]]:
-        """What this disk has of lost epochs below the rest of their orphan."""
-        return [
+    def _lost_here(self) -> list[tuple[int, int]]:
+        """What this disk has of lost epochs: below the rest of their orphan, and from before others had the topic."""
+        segments = self.log.segments
+        if not self.orphans and not (segments and segments[0].header.epoch < self.ownership.since):
+            return []
+        partly_rescued = [
             (segment.first_offset, orphan.start)
             for orphan in self.orphans
             for segment in self.log.lost_segments(orphan.epoch, orphan.start)
             if segment.first_offset < orphan.start
         ]
+        older = takewhile(lambda segment: segment.header.epoch < self.ownership.since, segments)
+        return [*partly_rescued, *((segment.first_offset, segment.end_offset) for segment in older)]
 
-    def _without_orphans(self, batches: list[Batch]) -> list[Batch]:
-        """Those before the first orphan that this disk has, too, and before what was rescued of it."""
-        if not self.orphans:
+    def _without_others(self, batches: list[Batch]) -> list[Batch]:
+        """Those before the first orphan that this disk has, too, and before what the store may have of lost epochs."""
+        lost = self._lost_here()
+        if not self.orphans and not lost:
             return batches
-        rescued = self._rescued_in_part()
         for place, batch in enumerate(batches):
             first, end = batch.header.base_offset, batch.header.end_offset
             if any(each.start < end and first < each.end for each in self.orphans):
                 start = min(each.start for each in self.orphans if each.end > first)
                 return [*batches[:place], *([cut(batch, first, start)] if first < start else [])]
-            if place and any(start <= first < rescued_end for start, rescued_end in rescued):
+            if place and any(start <= first < lost_end for start, lost_end in lost):
                 return batches[:place]
         return batches
 

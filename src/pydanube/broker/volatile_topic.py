@@ -60,7 +60,7 @@ class VolatileSubscription(BaseSubscription):
         connected = [each for each in self._consumers.values() if each.outbox is not None]
         for each in self._choose(connected, message):
             assert isinstance(each.outbox, MessageOutbox)
-            if len(each.outbox) < QUEUE_MAX and each.outbox.room_bytes > 0:
+            if len(each.outbox) < QUEUE_MAX and each.outbox.free_bytes > 0:
                 each.outbox.put([DeliveredMessage(0, message, 1)])
                 each.sent += 1
                 self.metrics.delivered.inc()
@@ -137,7 +137,7 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
             self._removing.cancel()
             await asyncio.gather(self._removing, return_exceptions=True)
         self._telemetry.forget_topic(self.name)
-        self.closed.tell(closing)
+        self.closed.notify(closing)
 
     @contextlib.asynccontextmanager
     async def leaving(self) -> AsyncIterator[list[Delete]]:

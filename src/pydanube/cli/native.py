@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from pydanube.cli.catching_up import PartitionProgress
@@ -18,11 +18,14 @@ from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult
 from pydanube.client.brokers import addresses_of
 from pydanube.client.client import connect
 from pydanube.client.grpc import listening
+from pydanube.core.cluster.conditions import noun
+from pydanube.core.units import UNIX_EPOCH
 from pydanube.errors import (
     DanubeError,
     DeadlineExceeded,
     DeliveryMismatch,
     MessageTooLarge,
+    SubscriptionUnknown,
     TopicUnknown,
     Unreachable,
 )
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
 DIAL_SECONDS: Final = 5.0
 CALL_SECONDS: Final = 30.0
 WINDOW_MESSAGES: Final = 1_000
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @asynccontextmanager
@@ -156,6 +158,9 @@ async def consume(
             raise no_topic(options.topic) from error
         if options.once and not info.reliable:
             raise nothing_kept(options.topic)
+        parts = options.topic.partition_names(info.partitions) if info.partitions else [options.topic]
+        if options.once and options.start == "latest":
+            await _note_if_new(client, options, parts, note)
         # A window of `count` takes no messages from other consumers.
         window = min(options.count, WINDOW_MESSAGES) if options.count else None
         async with client.consumer(
@@ -167,7 +172,6 @@ async def consume(
             key_filters=options.key_filters,
             window_messages=window,
         ) as consumer:
-            parts = options.topic.partition_names(info.partitions) if info.partitions else [options.topic]
             note(f"subscribed to {', '.join(parts)} as {options.subscription}")
             source = NativeSource(client, consumer, options.subscription, parts, is_reliable=info.reliable)
             try:
@@ -175,6 +179,21 @@ async def consume(
             finally:
                 if options.ack and info.reliable:
                     await _flush(consumer, note)
+
+
+async def _note_if_new(
+    client: Client, options: ConsumeOptions, parts: Sequence[str], note: Callable[[str], None]
+) -> None:
+    """Says that a new subscription gets nothing of what the topic has, which `--once` asks for."""
+    try:
+        await client.lag(options.topic, options.subscription)
+    except SubscriptionUnknown:
+        topics = [await client.describe_topic(part) for part in parts]
+        if skipped := sum(each.head - each.first_offset for each in topics):
+            note(
+                f"{options.subscription} is new and begins behind the {skipped} {noun(skipped, 'message')} that are "
+                "there; with --start earliest a new subscription begins with them"
+            )
 
 
 class NativeSource:
@@ -211,7 +230,7 @@ class NativeSource:
             message.offset,
             message.payload,
             message.producer_name or "",
-            (message.publish_time - EPOCH) // timedelta(milliseconds=1),
+            (message.publish_time - UNIX_EPOCH) // timedelta(milliseconds=1),
             message.key,
             message.attributes,
             self._is_reliable,

@@ -99,7 +99,7 @@ class Client:
         self.timeout = timeout
 
     def _unique(self) -> str:
-        return f"{self._brokers.connector.dice.getrandbits(32):08x}"
+        return f"{self._brokers.connector.rng.getrandbits(32):08x}"
 
     async def open(self) -> Self:
         """As entering the `async with` block: returns when a broker has answered."""

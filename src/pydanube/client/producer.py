@@ -20,10 +20,11 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from pydanube.client.brokers import Brokers, with_deadline
-from pydanube.client.messages import EPOCH, Receipt, messages_of
+from pydanube.client.messages import Receipt, messages_of
 from pydanube.client.open_batch import MESSAGE_OVERHEAD_BYTES, ProducerSettings, Times
 from pydanube.client.partition_producer import PartitionProducer
 from pydanube.core.names import partition_of_key
+from pydanube.core.units import UNIX_EPOCH
 from pydanube.errors import (
     BufferFull,
     ClientClosed,
@@ -422,7 +423,7 @@ def _microseconds(name: str, time: object) -> int | None:
         return None
     if not isinstance(time, datetime):
         raise ConfigError(name, time, "a datetime")
-    return (time.astimezone(UTC) - EPOCH) // timedelta(microseconds=1)
+    return (time.astimezone(UTC) - UNIX_EPOCH) // timedelta(microseconds=1)
 
 
 def _as_bytes(payload: object) -> bytes:

@@ -43,6 +43,10 @@
     /storage/topics/<ns>/<topic>/orphans/<start, 20 digits>      {end, broker, epoch}
     /storage/topics/<ns>/<topic>/voids/<start, 20 digits>        {end}
 
+    /pipelines/<name>/declaration                                (core/pipelines/declaration.py), without secrets
+    /pipelines/<name>/status                                     as its supervisor wrote it (core/pipelines/status.py)
+    /pipelines/<name>/claim                                      {supervisor, lease}, leased: who runs it
+
     /schemas/<subject>/metadata | compatibility | versions/<n>
     /schemas/_index/by_id/<schema id>                            subject
     /schemas/_global/next_schema_id                              counter
@@ -91,6 +95,7 @@ REBALANCING_HISTORY: Final = Prefix("/cluster/rebalancing_history/")
 NAMESPACES: Final = Prefix("/namespaces/")
 TOPICS: Final = Prefix("/topics/")
 STORAGE: Final = Prefix("/storage/topics/")
+PIPELINES: Final = Prefix("/pipelines/")
 SCHEMAS: Final = Prefix("/schemas/")
 ROLES: Final = Prefix("/auth/roles/")
 BINDINGS: Final = Prefix("/auth/bindings/")
@@ -406,6 +411,31 @@ def start_of(key: str) -> int | None:
     if not tail or tail[2] not in ("objects", "orphans", "voids"):
         return None
     return int(tail[3]) if len(tail[3]) == OFFSET_DIGITS and tail[3].isdecimal() else None
+
+
+# --- pipelines ----------------------------------------------------------------------------------------
+
+
+def pipeline_declaration(name: str) -> Key:
+    return Key(f"{PIPELINES}{name}/declaration")
+
+
+def pipeline_status(name: str) -> Key:
+    return Key(f"{PIPELINES}{name}/status")
+
+
+def pipeline_claim(name: str) -> Key:
+    return Key(f"{PIPELINES}{name}/claim")
+
+
+def below_pipeline(name: str) -> Prefix:
+    return Prefix(f"{PIPELINES}{name}/")
+
+
+def pipeline_of(key: str) -> tuple[str, str] | None:
+    """The name, and which of the three it is."""
+    tail = _tail(key, PIPELINES, 2)
+    return (tail[0], tail[1]) if tail and tail[0] and tail[1] in ("declaration", "status", "claim") else None
 
 
 # --- schemas and access ---------------------------------------------------------------------------------

@@ -66,13 +66,19 @@ def open_object(data: Buffer, crc: int = 0) -> Footer:
 def check_bytes(data: Buffer, crc: int) -> None:
     """Raises InvalidObject unless the footer and every row group have the checksums that they must have."""
     footer = open_object(data, crc)
-    for group in footer.row_groups:
-        found = crc32c(memoryview(data)[group.position : group.position + group.length])
-        if found != group.crc:
-            raise InvalidObject(
-                f"offsets {group.first_offset} to {group.end_offset - 1}",
-                f"checksum is {found:#010x}, the footer says {group.crc:#010x}",
-            )
+    for number, group in enumerate(footer.row_groups):
+        check_group_bytes(footer, number, memoryview(data)[group.position : group.position + group.length])
+
+
+def check_group_bytes(footer: Footer, number: int, data: Buffer) -> None:
+    """Raises InvalidObject unless these bytes of a row group have the checksum that they must have."""
+    group = footer.row_groups[number]
+    found = crc32c(data)
+    if found != group.crc:
+        raise InvalidObject(
+            f"offsets {group.first_offset} to {group.end_offset - 1}",
+            f"checksum is {found:#010x}, the footer says {group.crc:#010x}",
+        )
 
 
 def _footer(metadata: pq.FileMetaData) -> Footer:

@@ -18,6 +18,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 
 from pydanube.core.dispatch.lag import Standing
+from pydanube.core.pipelines.conditions import PipelineRow
 from pydanube.telemetry.counts import (
     PHASES,
     Buckets,
@@ -40,17 +41,26 @@ from pydanube.telemetry.families import (
     gauge_family,
     histogram_family,
 )
+from pydanube.telemetry.pipelines import pipeline_families
 
 # Attribute, metric without `_total`, help.
 COUNTS: Final = (
-    ("lag_detected", "danube_subscription_lag_detected", "Heartbeats that found a message waiting with room for it"),
+    (
+        "lag_detected",
+        "danube_subscription_lag_detected",
+        "Heartbeats that found a message waiting with room for it",
+    ),
     ("heartbeat_polls", "danube_dispatcher_heartbeat_polls", "Polls by heartbeat: a notification was missed"),
     ("notifier_polls", "danube_dispatcher_notifier_polls", "Polls by notification, the normal way"),
     ("delivered", "danube_consumer_messages_out", "Messages sent to consumers, repeated ones too"),
     ("delivered_bytes", "danube_consumer_bytes_out", "Payload bytes sent to consumers"),
     ("nacks", "danube_subscription_nack", "Messages that a consumer refused"),
     ("redeliveries", "danube_subscription_redelivery", "Messages sent again"),
-    ("dropped", "danube_subscription_dropped", "Messages of a non-reliable topic for which a consumer had no room"),
+    (
+        "dropped",
+        "danube_subscription_dropped",
+        "Messages of a non-reliable topic for which a consumer had no room",
+    ),
     (
         "skipped",
         "danube_subscription_skipped_by_retention",
@@ -235,6 +245,7 @@ class BrokerNow(NamedTuple):
     unopened: int
     dispatch: DispatchNow | None = None
     crashes: int | None = None  # of a broker that is alone
+    pipelines: Sequence[PipelineRow] = ()
 
 
 class DiskSpace(NamedTuple):
@@ -255,7 +266,7 @@ class MetricsSnapshot(NamedTuple):
     moves: MovesNow
     cluster: ClusterNow | None  # None: a broker that is alone
     broker: BrokerNow
-    room: Callable[[], DiskSpace] | None  # asks the system, as `process` does
+    disk_space: Callable[[], DiskSpace] | None  # asks the system, as `process` does
     process: ProcessCollector  # reads the system's numbers when asked
 
     def collect(self) -> Iterator[Metric]:
@@ -289,6 +300,7 @@ class MetricsSnapshot(NamedTuple):
         yield from self._of_subscriptions()
         yield from self._of_topics()
         yield from self._of_the_broker()
+        yield from pipeline_families(self.broker.pipelines)
 
     def _of_subscriptions(self) -> Iterator[Family]:
         labels = ("topic", "subscription")
@@ -403,7 +415,7 @@ class MetricsSnapshot(NamedTuple):
         yield histogram_family("danube_event_loop_lag_ms", text, (), [((), self.broker.loop_lag)])
         if self.broker.dispatch is not None:
             decoded, decoded_max, outboxes, outboxes_max = self.broker.dispatch
-            text = "Bytes of messages kept decoded for whoever reads the same place next"
+            text = "Bytes of messages kept decoded for the next reader of the same place"
             yield gauge_family("danube_dispatch_decoded_bytes", text, (), [((), decoded)])
             text = "How many they may be (dispatch.decoded_mb)"
             yield gauge_family("danube_dispatch_decoded_limit_bytes", text, (), [((), decoded_max)])
@@ -450,7 +462,7 @@ class MetricsSnapshot(NamedTuple):
             yield counter_family("danube_wal_busy", text, (), [((), refused)])
         text = "Sessions of idempotent producers that are remembered, in all topics"
         yield gauge_family("danube_producer_sessions", text, (), [((), wal.sessions)])
-        text = "Sessions that ended because nobody used them for storage.wal.session_hours"
+        text = "Sessions that ended because they were not used for storage.wal.session_hours"
         yield counter_family("danube_producer_sessions_ended", text, (), [((), wal.sessions_ended)])
         text = "Sessions that did not fit where the next owner looks: it does not know them"
         yield counter_family("danube_producer_sessions_cut", text, ("place",), by_word(CUTS, wal.sessions_cut))
@@ -460,10 +472,10 @@ class MetricsSnapshot(NamedTuple):
             yield gauge_family("danube_wal_limit_bytes", text, (), [((), wal.bytes_max)])
 
     def _of_the_disk(self) -> Iterator[Family]:
-        if self.room is None:
+        if self.disk_space is None:
             return
         try:
-            used, free = self.room()
+            used, free = self.disk_space()
         except OSError:
             return  # no number is better than a wrong one, and an alert notices that it is absent
         text = "Room left on the disk of the data directory, for ordinary processes"

@@ -135,7 +135,7 @@ class BatchIntake:
         """Without a look at the batch: it is answered in its turn, also behind what is still being parsed."""
         try:
             header = parse_header(body)
-            producing.check_room()
+            producing.check_space()
         except (InvalidBatch, ProtocolViolation) as violation:
             self._connection.fail(violation, request_id)
             return
@@ -172,11 +172,11 @@ class BatchIntake:
         try:
             batch = batch or parse(body)
             header = batch.header
-            producing.check_room()
+            producing.check_space()
             producing.check(batch)
             topic = producing.topic
             if topic.reliable:
-                outcome = topic.submit_batch(batch, producing.tell)
+                outcome = topic.submit_batch(batch, producing.on_decided)
             else:
                 outcome = _fan_out(topic, producing.name, batch)
         except (InvalidBatch, ProtocolViolation) as error:
@@ -192,7 +192,7 @@ class BatchIntake:
         if pending.outcome.done():
             self.answer_decided(producing)
         else:
-            pending.outcome.add_done_callback(lambda _: producing.tell())
+            pending.outcome.add_done_callback(lambda _: producing.on_decided())
 
     def answer_decided(self, producing: ProducerHandle) -> None:
         """Receipts and refusals, in the order of the batches."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from pydanube.api.native.handle_table import HandleTable
@@ -148,7 +149,7 @@ class NativeRequests:
             reliable = await overview.delivery(found[0]) is Delivery.RELIABLE
             return {"topic_info": pb.TopicInfo(topic=name, reliable=reliable, partitions=len(found))}
         live = await overview.live(name)
-        described, policy = await overview.describe(name), await read_policy(self._broker.topics.rooms.metadata, name)
+        described, policy = await overview.describe(name), await read_policy(self._broker.topics.context.metadata, name)
         topic, reliable = self._broker.topics.get(name), described.delivery is Delivery.RELIABLE
         info = pb.TopicInfo(
             topic=name,
@@ -192,13 +193,15 @@ class NativeRequests:
         topic = await self._operations.reliable(TopicName(command.flush_log.topic))
         head = topic.head
         first_on_disk = await topic.flush_log()
-        stored = await read_subscriptions(self._broker.topics.rooms.metadata, topic.name)
+        stored = await read_subscriptions(self._broker.topics.context.metadata, topic.name)
         letters = {each.config.policy.dead_letter_topic for each in stored if each.config.policy is not None}
+        gone_seconds = topic.storage.tier.config.garbage_gone_seconds if topic.storage is not None else 0.0
         flushed = pb.LogFlushed(
             head=head,
             first_on_disk=first_on_disk,
             dead_letter_topics=sorted(name for name in letters if name),
-            garbage_seconds=round(topic.storage.tier.config.garbage_seconds) if topic.storage is not None else 0,
+            garbage_seconds=min(ceil(gone_seconds), 2**32 - 1),
+            set_aside=await topic.set_aside(),
         )
         return {"log_flushed": flushed}
 

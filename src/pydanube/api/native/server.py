@@ -35,6 +35,10 @@ class NativeServer:
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
+    def change_limits(self, limits: StreamLimits) -> None:
+        """Connections that are accepted from now on are told these, and held to them."""
+        self.limits = limits
+
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Returns the port that was bound. Raises OSError."""
         loop = asyncio.get_running_loop()
@@ -65,7 +69,7 @@ class NativeServer:
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
-            connection.say_goodbye("the broker is shutting down")
+            connection.send_goodbye("the broker is shutting down")
         deadline = self.broker.clock.elapsed() + grace_seconds
         while self.connections and self.broker.clock.elapsed() < deadline:
             await self.broker.clock.sleep(0.02)

@@ -847,16 +847,18 @@ class FlushLog(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class LogFlushed(_message.Message):
-    __slots__ = ("head", "first_on_disk", "dead_letter_topics", "garbage_seconds")
+    __slots__ = ("head", "first_on_disk", "dead_letter_topics", "garbage_seconds", "set_aside")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     FIRST_ON_DISK_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTER_TOPICS_FIELD_NUMBER: _ClassVar[int]
     GARBAGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     head: int
     first_on_disk: int
     dead_letter_topics: _containers.RepeatedScalarFieldContainer[str]
     garbage_seconds: int
-    def __init__(self, head: _Optional[int] = ..., first_on_disk: _Optional[int] = ..., dead_letter_topics: _Optional[_Iterable[str]] = ..., garbage_seconds: _Optional[int] = ...) -> None: ...
+    set_aside: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, head: _Optional[int] = ..., first_on_disk: _Optional[int] = ..., dead_letter_topics: _Optional[_Iterable[str]] = ..., garbage_seconds: _Optional[int] = ..., set_aside: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NoteOrder(_message.Message):
     __slots__ = ("order", "topic", "to_topic", "count")
