@@ -34,7 +34,7 @@ DATE = 1_700_000_000 * SECOND  # when the machine's time is 0
 
 
 def sent(effects: list[Effect]) -> list[tuple[int, int]]:
-    return [(first, end) for effect in effects if isinstance(effect, SendRanges) for first, end in effect.ranges]
+    return [(each[0], each[1]) for effect in effects if isinstance(effect, SendRanges) for each in effect.ranges]
 
 
 def wakes(effects: list[Effect]) -> list[float]:

@@ -374,7 +374,6 @@ def _check_tls(section: str, files: Mapping[str, object]) -> None:
         ("key_file", "cert_file"),
         ("cert_file", "key_file"),
         ("ca_file", "cert_file"),
-        ("clients", "ca_file"),
     ):
         if name in files and needed not in files:
             raise ConfigError(f"{section}.{needed}", None, f"{section}.{name} needs it")

@@ -315,6 +315,7 @@ class IcebergTable:
         return self._read(files) if files else None
 
     def read(self) -> DataFrame:
+        self._table.refresh()
         return self._read([file for files in self._by_batch().values() for file in files])
 
     def numbers(self) -> list[int]:
@@ -330,10 +331,17 @@ class IcebergTable:
         snapshot = self._table.refresh().current_snapshot()
         return "" if snapshot is None else str(snapshot.snapshot_id)
 
+    def version_before(self) -> str:
+        snapshot = self._table.current_snapshot()
+        return "" if snapshot is None or snapshot.parent_snapshot_id is None else str(snapshot.parent_snapshot_id)
+
     def _by_batch(self) -> dict[int, list[str]]:
-        """The table's files, by the batch that wrote them."""
+        """The table's files, by the batch that wrote them, as of when `version` was asked for, or the table written.
+
+        Later ones may be of a maintenance, and of another batch or none, with the same rows.
+        """
         found: dict[int, list[str]] = {}
-        for task in self._table.refresh().scan().plan_files():
+        for task in self._table.scan().plan_files():
             path = task.file.file_path
             number = _BATCH.search(path) if f"/data/{self._job}/" in path else None
             found.setdefault(OTHERS if number is None else int(number[1]), []).append(path)

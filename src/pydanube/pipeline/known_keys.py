@@ -72,7 +72,10 @@ class KnownKeys:
             self._all = sorted({*self._all, batch})
         else:
             self._add(Run(self._asked, np.full(len(self._asked), batch, np.int32)))
-        self._version = table.version()
+        version = table.version()
+        if self._version in (version, table.version_before()):
+            self._version = version
+        # Else another writer has written to it since: rows may be of other batches now, and it is read again.
 
     def _read(self, table: LakeTable, batch: int) -> None:
         self._runs, self._all, self._version = [], None, table.version()

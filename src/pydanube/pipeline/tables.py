@@ -101,7 +101,13 @@ class LakeTable(Protocol):
         ...
 
     def version(self) -> str:
-        """Changes when anybody writes to the table, or may not, if it can be this job only."""
+        """Changes when anybody writes to the table, or may not, if it can be this job only. `numbers` and `among` are
+        of what it was when this was asked for, or when this job wrote to it.
+        """
+        ...
+
+    def version_before(self) -> str:
+        """What `version` was before the last write."""
         ...
 
 
@@ -246,6 +252,9 @@ class ParquetTable:
         return self._files.read_among(self.schema(), sorted(batches)).withColumnRenamed("batch", BATCH)
 
     def version(self) -> str:
+        return ""
+
+    def version_before(self) -> str:
         return ""
 
 

@@ -189,8 +189,12 @@ class CallContext:
         finally:
             self._waiter = None
 
-    async def run(self, raw: bytes | RpcRefusal | None) -> None:
-        """Calls the handler with a request, or with the stream of them (None), and says how it ended."""
+    def begin(self, request: bytes | RpcRefusal | None) -> None:
+        """Calls the handler, in a task, with a request or with the stream of them (None)."""
+        task = self.task = self._protocol.loop.create_task(self._run(request))
+        self._protocol.tasks.add(task)
+
+    async def _run(self, raw: bytes | RpcRefusal | None) -> None:
         handler: Handler = self._call.method.handler
         protocol = self._protocol
         try:
@@ -226,7 +230,7 @@ class CallContext:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            self._call.shell = None
+            self._call.attach(None)
             protocol.tasks.discard(self.task)
             self.task = None
             for callback in self._done_callbacks:

@@ -108,9 +108,9 @@ class GrpcProtocol(asyncio.Protocol):
             call.shell.cancel()
 
     def _run(self, call: Call, request: bytes | RpcRefusal | None) -> None:
-        context = call.shell = CallContext(self, call)
-        task = context.task = self.loop.create_task(context.run(request))
-        self.tasks.add(task)
+        context = CallContext(self, call)
+        call.attach(context)
+        context.begin(request)
 
     # --- sending ------------------------------------------------------------------------------------------
 

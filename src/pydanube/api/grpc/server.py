@@ -1,7 +1,7 @@
 """Our gRPC server: the official clients' port. Takes the handlers that `grpc.aio` takes, and costs a tenth of it.
 
 HTTP/2 and gRPC are sans-I/O (wire/http2, wire/grpc); what is here listens, counts connections and keeps time. Its
-limits, and how to go back to grpc.aio, are in docs/grpc.md; why there is one, in docs/adr/0013.
+limits, and how to go back to grpc.aio, are in docs/grpc.md; why there is one, in docs/adr/0018.
 """
 
 from __future__ import annotations

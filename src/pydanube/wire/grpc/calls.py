@@ -39,7 +39,7 @@ class Held:
     def __init__(self, limits: CallLimits) -> None:
         self.limits = limits
         self.size_bytes = 0
-        self._waiting: OrderedDict[Call, tuple[int, Callable[[Call, int], None]]] = OrderedDict()
+        self._waiting: OrderedDict[Call, tuple[int, Callable[[Call, int], bool]]] = OrderedDict()
 
     @property
     def is_full(self) -> bool:
@@ -60,8 +60,8 @@ class Held:
             self._waiting.pop(call, None)
             self._grant_some()
 
-    def ask(self, call: Call, size: int, grant: Callable[[Call, int], None]) -> None:
-        """Calls `grant` when there is room, now or later; not after the call was released."""
+    def ask(self, call: Call, size: int, grant: Callable[[Call, int], bool]) -> None:
+        """Calls `grant` when there is room, now or later; not after the call was released. It says whether it holds."""
         self._waiting[call] = size, grant
         self._grant_some()
 
@@ -72,9 +72,9 @@ class Held:
             if self.size_bytes > call.held_bytes and self.size_bytes + size > self.limits.granted_bytes:
                 return
             del waiting[call]
-            self.hold(call, size)
-            call.granted_bytes += size
-            grant(call, size)
+            if grant(call, size):
+                self.hold(call, size)
+                call.granted_bytes += size
 
 
 class Call:
@@ -106,6 +106,10 @@ class Call:
         self.asked = False
         self.held_bytes = self.granted_bytes = self.taken_bytes = 0
         self.shell: Any = None
+
+    def attach(self, shell: Any) -> None:
+        """None when the upper layer has done with the call: no reference leads from here to it."""
+        self.shell = shell
 
 
 class Called(NamedTuple):

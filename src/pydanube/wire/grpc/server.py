@@ -34,6 +34,10 @@ from pydanube.wire.status import Code
 NO_SUCH = Method("", None, False, 0, lambda size, limit: "")
 
 
+def _nothing() -> None:
+    pass
+
+
 class GrpcConnection:
     """One peer. `find` gives the method of a path, or None."""
 
@@ -44,14 +48,15 @@ class GrpcConnection:
         unsent: Unsent,
         limits: Http2Limits,
         now: float,
-        on_output: Callable[[], None] = lambda: None,
+        on_output: Callable[[], None] | None = None,
     ) -> None:
         self._http = Http2Connection(limits, unsent, now)
         self._find = find
         self._held = held
         self._stream_window = limits.stream_window_bytes
         self._unfinished: OrderedDict[Stream, None] = OrderedDict()  # requests that have begun, the oldest first
-        self._on_output = on_output  # something is to be sent that nobody here asked for: room for a large message
+        self._on_output = on_output or _nothing  # there is room for a large message: something is to be sent
+        self._short: list[Call] = []  # whose message is larger than what its stream may send
         self._now = now
 
     @property
@@ -87,7 +92,8 @@ class GrpcConnection:
         return found
 
     def lose(self) -> list[CallEvent]:
-        """The transport is gone."""
+        """The transport is gone. No reference leads back to it from here."""
+        self._on_output = _nothing
         return self._calls_of(self._http.lose())
 
     def leave(self, now: float) -> None:
@@ -112,7 +118,20 @@ class GrpcConnection:
                 if event.stream.call is not None:
                     self._over(event.stream.call)
                     found.append(Cancelled(event.stream.call))
+        if self._short:
+            self._ask_for_room()
         return found
+
+    def _ask_for_room(self) -> None:
+        """For messages that their streams' windows are too small for, when all that has come was looked at."""
+        short, self._short = self._short, []
+        for call in short:
+            incoming, stream = call.incoming, call.stream
+            if incoming is not None and not call.asked and not stream.remote_ended:
+                missing = incoming.missing - max(stream.receive_window, 0)
+                if missing > 0:
+                    call.asked = True
+                    self._held.ask(call, missing, self._grant)
 
     def _opened(self, found: list[CallEvent], event: Opened) -> None:
         stream = event.stream
@@ -178,8 +197,7 @@ class GrpcConnection:
         if ended:
             self._request_ended(found, call, incoming)
         elif incoming.missing > call.stream.receive_window and not call.asked:
-            call.asked = True
-            self._held.ask(call, incoming.missing - max(call.stream.receive_window, 0), self._grant)
+            self._short.append(call)
 
     def _request_ended(self, found: list[CallEvent], call: Call, incoming: Incoming) -> None:
         if not incoming.is_between:
@@ -203,9 +221,12 @@ class GrpcConnection:
         if size > granted:
             self._held.hold(call, size - granted)
 
-    def _grant(self, call: Call, size: int) -> None:
+    def _grant(self, call: Call, size: int) -> bool:
+        if call.incoming is None or call.stream.remote_ended:
+            return False
         self._http.grant(call.stream, size)
         self._on_output()
+        return True
 
     def done_with(self, call: Call) -> None:
         """A message of a stream of requests was taken: its window opens again."""

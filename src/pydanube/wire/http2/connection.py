@@ -332,10 +332,9 @@ class Http2Connection:
 
     def grant(self, stream: Stream, size: int) -> None:
         """Lets the peer send so much more, on this stream, than the windows would."""
-        if not stream.remote_ended:
-            stream.receive_window += size
-            self._out.append(frames.window_update(stream.id, size))
-            self.give_back(size)
+        stream.receive_window += size
+        self._out.append(frames.window_update(stream.id, size))
+        self.give_back(size)
 
     def reopen(self, stream: Stream, window: int) -> None:
         """Opens the stream's window to `window` again, when that is worth a frame."""

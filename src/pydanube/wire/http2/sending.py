@@ -31,7 +31,7 @@ class Unsent:
 class Sending:
     """Invariant: `queued_bytes` is the sum over the streams', and so is its part of `unsent`.
 
-    Streams that nobody reads may fill the connection's share (`unsent_bytes`). The others go on with one message at a
+    Streams that are not read may fill the connection's share (`unsent_bytes`). The others go on with one message at a
     time, up to `unsent_bytes_max`: without that, four that stand still would stop a connection of sixteen.
     """
 
