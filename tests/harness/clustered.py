@@ -31,9 +31,11 @@ from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
 from pydanube.errors import Refused, Unreachable
 from pydanube.ports import Buffer, ObjectInfo, Put
+from pydanube.schema.answering import Answering
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.objects.memory import MemoryObjectStore
+from pydanube.stores.schemas.memory import MemorySchemaParsers
 from pydanube.stores.work.memory import MemoryWork
 from pydanube.stores.work.memory_clock import LoopClock
 from pydanube.testing.ports import free_ports
@@ -139,6 +141,7 @@ class Town:
             objects=self.objects,
             home=f"node{number}",
             reach=Peers,
+            parsers=MemorySchemaParsers(Answering().answer),
         )
         self._stack.push_async_callback(broker.stop)
         doors = await BrokerServers.open(broker)

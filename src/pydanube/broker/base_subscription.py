@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.kept import KeptBytes
 from pydanube.broker.outbox import AnyOutbox, Budget, ConsumerRegistration, DeliveredMessage, MessageOutbox, Outbox
+from pydanube.broker.schemas import SchemaRegistry
 from pydanube.broker.timer import Timer
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, consumer_id
 from pydanube.core.policies import SubscriptionKind
@@ -36,6 +37,7 @@ class Services(NamedTuple):
     broker_url: Callable[[], str]  # as bound, known once the servers are open
     kept: KeptBytes
     outboxes: Budget
+    schemas: SchemaRegistry
     may_serve: Callable[[], bool] = lambda: True  # False while the broker's lease may have run out
 
 

@@ -32,6 +32,9 @@ from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.tiers import Retention
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, configured
+from pydanube.core.schemas.door import TopicSchema
+from pydanube.core.schemas.kinds import subject_name
+from pydanube.core.schemas.refusals import SubjectMissing
 from pydanube.errors import (
     DiskFull,
     InvalidName,
@@ -151,6 +154,8 @@ class Catalog(TopicTable):
         if self._closing:
             raise NotServed(name, self._closing)
         await self._check_free(name)
+        if schema_subject is not None and await self.rooms.services.schemas.find(subject_name(schema_subject)) is None:
+            raise SubjectMissing(name, schema_subject)
         policy = await self._metadata.get(keys.namespace_policy(name.namespace))
         if policy is None:
             raise NamespaceUnknown(name.namespace)
@@ -160,7 +165,7 @@ class Catalog(TopicTable):
             Put(keys.namespace_topic(name), b"null"),
         ]
         if schema_subject is not None:
-            operations.append(Put(keys.schema(name), json.dumps(schema_subject).encode()))
+            operations.append(Put(keys.schema_config(name), TopicSchema(schema_subject).to_bytes()))
         if self.directory is not None:
             operations.append(Put(keys.unassigned(name), b"null"))
         compares = [Compare(keys.topic(name), 0), Compare(policy.key, policy.revision)]

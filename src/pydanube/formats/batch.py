@@ -8,6 +8,7 @@ later reader. Few rows are written and read without Arrow, byte for byte as it w
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -43,6 +44,7 @@ from pydanube.formats.envelope import (
     PAYLOAD,
     PUBLISH_TIME_MAX,
     PUBLISH_TIME_MIN,
+    SCHEMA_ID,
     Envelope,
     check_nulls,
     check_times,
@@ -84,9 +86,11 @@ __all__ = [
     "parse",
     "parse_header",
     "payload_size_max",
+    "payloads_of",
     "renumber",
     "routing",
     "rows_of",
+    "schema_pairs",
     "session_end",
     "session_record",
     "stamp",
@@ -122,7 +126,8 @@ def encode_messages(messages: Sequence[Envelope], *, topic: str) -> Batch:
     """As `encode` of `rows_of`, byte for byte; quickly, if there are few."""
     if _FEW is not None and 0 < len(messages) <= ROWS_MAX:
         payloads, times, keys, producers, attributes, schemas, versions, requests = zip(*messages, strict=True)
-        if schemas.count(None) == versions.count(None) == len(messages):
+        absent = schemas.count(None) + versions.count(None)
+        if absent in (0, 2 * len(messages)):
             try:
                 plain = _FEW.write(
                     payloads,
@@ -131,6 +136,7 @@ def encode_messages(messages: Sequence[Envelope], *, topic: str) -> Batch:
                     producer_names=producers,
                     attributes=attributes,
                     request_ids=requests,
+                    schemas=None if absent else tuple(zip(schemas, versions, strict=True)),
                 )
                 crc = crc_of(payloads)
             except (ValueError, TypeError, AttributeError, struct.error):
@@ -148,6 +154,7 @@ def encode_columns(
     keys: Sequence[str | None] | None = None,
     producer_name: str | None = None,
     attributes: Sequence[Mapping[str, str] | None] | None = None,
+    schema: tuple[int, int] | None = None,
     topic: str,
     producer_id: int = 0,
     session: int = 0,
@@ -157,13 +164,15 @@ def encode_columns(
     """As `encode` of `columns_of`, byte for byte; quickly, if there are few rows."""
     count = len(payloads)
     if _FEW is None or not 0 < count <= ROWS_MAX or len(publish_times) != 8 * count:
-        rows = columns_of(payloads, publish_times, keys=keys, producer_name=producer_name, attributes=attributes)
+        rows = columns_of(
+            payloads, publish_times, keys=keys, producer_name=producer_name, attributes=attributes, schema=schema
+        )
         return encode(
             rows, topic=topic, producer_id=producer_id, session=session, first_sequence=first_sequence, codec=codec
         )
     try:
         plain = _FEW.write(
-            payloads, publish_times, keys=keys, producer_name=producer_name, attributes=attributes
+            payloads, publish_times, keys=keys, producer_name=producer_name, attributes=attributes, schema=schema
         )  # fmt: skip
     except (ValueError, TypeError, AttributeError, struct.error) as error:
         raise InvalidBatch(f"a message does not fit the envelope: {error}") from error
@@ -303,11 +312,12 @@ def messages(batch: Batch) -> list[Envelope]:
     """The rows as values: for clients that get one message at a time, tools and tests."""
     few = _few(batch)
     if few is not None and (values := few.read(batch.body, batch.header.rows)) is not None:
-        payloads, publish_times, (keys, names, pairs, requests) = values
+        payloads, publish_times, (keys, names, pairs, requests, schemas) = values
+        known: Sequence[tuple[int | None, int | None]] = schemas or [(None, None)] * len(payloads)
         return [
-            Envelope(payload, time, key, name, dict(pair), None, None, request)
-            for payload, time, key, name, pair, request in zip(
-                payloads, publish_times, keys, names, pairs, requests, strict=True
+            Envelope(payload, time, key, name, dict(pair), schema_id, version, request)
+            for payload, time, key, name, pair, (schema_id, version), request in zip(
+                payloads, publish_times, keys, names, pairs, known, requests, strict=True
             )
         ]
     times, payload, key, producer, attributes, *numbers = decode(batch).columns
@@ -323,6 +333,30 @@ def routing(batch: Batch) -> tuple[Sequence[str | None], Sequence[str | None]]:
         return texts.keys, texts.producer_names
     rows = decode(batch)
     return rows.column(2).to_pylist(), rows.column(3).to_pylist()
+
+
+def schema_pairs(batch: Batch) -> dict[tuple[int | None, int | None], int]:
+    """The distinct (schema_id, schema_version) of its messages, and how many have each."""
+    few = _few(batch)
+    if few is not None and (found := few.read_schema(batch.body, batch.header.rows)) is not None:
+        return {found: batch.header.rows}
+    rows = decode(batch)
+    ids, versions = rows.column(SCHEMA_ID), rows.column(SCHEMA_ID + 1)
+    if ids.null_count == versions.null_count == len(ids):
+        return {(None, None): len(ids)}
+    if not ids.null_count and not versions.null_count:
+        edges = [pc.min_max(each).as_py() for each in (ids, versions)]
+        if all(each["min"] == each["max"] for each in edges):
+            return {(edges[0]["min"], edges[1]["min"]): len(ids)}
+    return dict(Counter(zip(ids.to_pylist(), versions.to_pylist(), strict=True)))
+
+
+def payloads_of(batch: Batch, pair: tuple[int | None, int | None]) -> list[tuple[int, bytes]]:
+    """Number and payload of each message with this schema id and version."""
+    rows = decode(batch)
+    pairs = zip(rows.column(SCHEMA_ID).to_pylist(), rows.column(SCHEMA_ID + 1).to_pylist(), strict=True)
+    payloads = rows.column(PAYLOAD)
+    return [(row, payloads[row].as_py()) for row, each in enumerate(pairs) if each == pair]
 
 
 def _few(batch: Batch) -> SmallBatchLayout | None:
