@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 TRIES: Final = 30  # of a registration: each that fails means that another one succeeded
 PAUSE_SECONDS: Final = 0.005  # longer with every try
 KEPT_MAX: Final = 1_000  # definitions, and records of subjects
-HISTORY_MAX: Final = 16  # definitions in one question
+QUESTION_SIZE_MAX: Final = 512 * 1024  # bytes of older definitions in one question: it is written on the loop
 READ_TOGETHER: Final = 50
 WATCH_RETRY_SECONDS: Final = 1.0
 LOOK_AGAIN_SECONDS: Final = 60.0
@@ -316,10 +316,9 @@ class SchemaRegistry:
         if kind.is_plain:
             return _Judged(kind.value, found)
         fingerprint = ""
-        for first in range(0, max(len(same), 1), HISTORY_MAX):
-            history = [
-                [each.number, each.type, each.definition.decode(), each.message]
-                for each in same[first : first + HISTORY_MAX]
+        for together in _in_questions(same) or [[]]:
+            history: list[list[object]] = [
+                [each.number, each.type.value, each.definition.decode(), each.message] for each in together
             ]
             answer = await self._ask_judge(kind, text, message, asked, history)
             fingerprint = answer["fingerprint"]
@@ -445,6 +444,18 @@ def _text(kind: SchemaType, definition: bytes) -> str:
         return definition.decode()
     except UnicodeDecodeError as error:
         raise SchemaInvalid(kind.value, f"it is not UTF-8 at byte {error.start}") from None
+
+
+def _in_questions(versions: Sequence[SchemaVersion]) -> list[list[SchemaVersion]]:
+    found: list[list[SchemaVersion]] = []
+    size = QUESTION_SIZE_MAX
+    for each in versions:
+        size += len(each.definition)
+        if size > QUESTION_SIZE_MAX:
+            found.append([])
+            size = len(each.definition)
+        found[-1].append(each)
+    return found
 
 
 def _check_texts(*, description: str, created_by: str, tags: Sequence[str]) -> None:

@@ -47,9 +47,12 @@ def _unreadable(
             return avro.unreadable(avro.read(reader.plain), avro.read(writer.plain))
         case SchemaType.PROTOBUF:
             one, other = protobuf.File.of(reader.plain), protobuf.File.of(writer.plain)
-            before, after = (other, one) if direction is Direction.BACKWARD else (one, other)
-            full = len(asked.mode.directions) > 1
-            return [*protobuf.unreadable(one, other), *protobuf.misused(before, after, must_reserve=full)]
+            found = protobuf.unreadable(one, other)
+            directions = asked.mode.directions
+            if direction is directions[0]:  # once: it is wrong whoever reads
+                before, after = (other, one) if direction is Direction.BACKWARD else (one, other)
+                found += protobuf.misused(before, after, must_reserve=len(directions) > 1)
+            return found
         case SchemaType.JSON_SCHEMA:
             if asked.strict:
                 return _strict(reader.plain, writer.plain, covers)

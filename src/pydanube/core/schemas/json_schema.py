@@ -22,7 +22,7 @@ from pydanube.core.schemas.kinds import Direction
 Json: TypeAlias = Any
 Conjunction: TypeAlias = tuple[Json, ...]
 
-STEPS_MAX: Final = 20_000  # of one comparison: alternatives multiply
+STEPS_MAX: Final = 2_000  # of one comparison: alternatives multiply
 TYPES: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 # Keywords that only limit values of one type.
 OF_TYPE: Final[Mapping[str, str]] = {
