@@ -23,7 +23,8 @@ PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "str
 VALUES: dict[str, Any] = {
     "null": st.none(), "boolean": st.booleans(), "int": st.integers(-(2**31), 2**31 - 1),
     "long": st.integers(-(2**63), 2**63 - 1), "float": st.floats(width=32, allow_nan=False),
-    "double": st.floats(allow_nan=False), "bytes": st.binary(max_size=5).filter(bytes.isascii), "string": st.text(max_size=5),
+    "double": st.floats(allow_nan=False),
+    "bytes": st.binary(max_size=5).filter(bytes.isascii), "string": st.text(max_size=5),
 }  # fmt: skip
 DEFAULTS: dict[str, Any] = {
     "null": None,

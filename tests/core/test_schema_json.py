@@ -44,6 +44,7 @@ def obj(required: tuple[str, ...] = (), closed: bool = False, **properties: Any)
 A = {"type": "string"}
 INT, NUM = {"type": "integer"}, {"type": "number"}
 DEFAULT = {"type": "string", "default": "d"}
+X, X_INT, X_NUM = {"$ref": "#/$defs/x"}, {"$defs": {"x": INT}}, {"$defs": {"x": NUM}}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,8 @@ DEFAULT = {"type": "string", "default": "d"}
         (obj(a={"not": A}), obj(a={"not": A}), True, True),
         (obj(a={"not": A}), obj(a={"not": INT}), False, False),
         ({"$defs": {"x": A}, **obj(a={"$ref": "#/$defs/x"})}, obj(a=A), True, True),
-        ({"$defs": {"x": INT}, **obj(a={"$ref": "#/$defs/x"})}, {"$defs": {"x": NUM}, **obj(a={"$ref": "#/$defs/x"})}, True, False),
-        ({"$defs": {"x": INT}, **obj(a={"not": {"$ref": "#/$defs/x"}})}, {"$defs": {"x": NUM}, **obj(a={"not": {"$ref": "#/$defs/x"}})}, False, False),
+        ({**X_INT, **obj(a=X)}, {**X_NUM, **obj(a=X)}, True, False),
+        ({**X_INT, **obj(a={"not": X})}, {**X_NUM, **obj(a={"not": X})}, False, False),
         (False, obj(a=A), True, False),
         (obj(a=A), True, True, False),
     ],
@@ -90,9 +91,10 @@ def test_rows_of_the_table(old: Any, new: Any, backward: bool, forward: bool) ->
     assert both(new, old) == (backward, forward), [unreadable(new, old, each) for each in (BACKWARD, FORWARD)]
 
 
-@pytest.mark.parametrize(
-    ("strict", "closed", "adds", "what"), list(product((False, True), (False, True), (True, False), ("required", "default", "optional")))
-)  # fmt: skip
+COMBINATIONS = list(product((False, True), (False, True), (True, False), ("required", "default", "optional")))
+
+
+@pytest.mark.parametrize(("strict", "closed", "adds", "what"), COMBINATIONS)
 def test_the_24_combinations(strict: bool, closed: bool, adds: bool, what: str) -> None:
     """Lenient or strict, open or closed content, a property added or removed, required, with a default, or optional."""
     small = obj(closed=closed, a=A)
@@ -100,14 +102,13 @@ def test_the_24_combinations(strict: bool, closed: bool, adds: bool, what: str) 
     old, new = (small, large) if adds else (large, small)
     found = tuple(not differences(new, old, mode, strict=strict) for mode in (Mode.BACKWARD, Mode.FORWARD))
     if strict:  # sets of documents: defaults add none
-        grows, shrinks = closed and adds and what == "optional", False
         if closed:
             # What the one names, the other forbids: only an optional property makes a larger set.
             wanted = {"optional": (adds, not adds)}.get(what, (False, False))
         else:
             # b may be anything in the one, and is limited in the other.
             wanted = (not adds, adds)
-        assert found == wanted, (grows, shrinks)
+        assert found == wanted
         return
     expected = {
         (True, "required"): (False, False), (True, "default"): (True, True), (True, "optional"): (True, True),
@@ -152,9 +153,14 @@ def test_a_reference_that_leads_out_of_the_document_is_found(target: str) -> Non
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 6), st.sampled_from(["", "x", "xy", "d"]), st.sampled_from([0.5, 2.0])
 )
-KEYWORDS = {
-    "integer": {"minimum": st.integers(-1, 2), "maximum": st.integers(2, 5), "multipleOf": st.sampled_from([1, 2, 3]), "exclusiveMinimum": st.integers(-1, 1)},
-    "number": {"minimum": st.integers(-1, 2), "exclusiveMaximum": st.integers(2, 5), "multipleOf": st.sampled_from([0.5, 1])},
+KEYWORDS: dict[str, dict[str, Any]] = {
+    "integer": {
+        "minimum": st.integers(-1, 2), "maximum": st.integers(2, 5), "exclusiveMinimum": st.integers(-1, 1),
+        "multipleOf": st.sampled_from([1, 2, 3]),
+    },
+    "number": {
+        "minimum": st.integers(-1, 2), "exclusiveMaximum": st.integers(2, 5), "multipleOf": st.sampled_from([0.5, 1]),
+    },
     "string": {"minLength": st.integers(0, 2), "maxLength": st.integers(1, 2), "pattern": st.sampled_from(["x", "^x"])},
     "array": {"minItems": st.integers(0, 1), "maxItems": st.integers(1, 2), "uniqueItems": st.booleans()},
     "object": {"minProperties": st.integers(0, 1), "maxProperties": st.integers(1, 3)},

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from tests.support import run
 
 STEP_SECONDS_MAX = 0.05  # of the loop's CPU time
 BOMB = {"allOf": [{"anyOf": [{"required": [f"a{n}"]}, {"required": [f"b{n}"]}]} for n in range(20)]}
+STRICT = "backward:strict"
+WRONG = {"type": "record", "name": "A", "fields": [{"name": "a", "type": "int", "default": "x"}]}
 OTHER = {"allOf": [{"anyOf": [{"required": [f"a{n}"]}, {"required": [f"c{n}"]}]} for n in range(20)]}
 
 
@@ -30,6 +33,10 @@ def judging(kind: str, definition: str, *history: str, asked: str = "backward") 
 def checking(kind: str, definition: str | None, *payloads: bytes) -> dict[str, Any]:
     sizes = [len(each) for each in payloads]
     return {"do": "check", "key": "1.1", "type": kind, "definition": definition, "message": "", "sizes": sizes}
+
+
+def text_of(path: str) -> str:
+    return Path(path).read_text()
 
 
 async def longest_step(stop: asyncio.Event) -> float:
@@ -44,7 +51,7 @@ async def longest_step(stop: asyncio.Event) -> float:
 
 
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [
-    ("a bomb of alternatives", judging("json_schema", json.dumps(BOMB), json.dumps(OTHER), asked="backward:strict"), "cost"),
+    ("a bomb of alternatives", judging("json_schema", json.dumps(BOMB), json.dumps(OTHER), asked=STRICT), "cost"),
     ("the same, leniently", judging("json_schema", json.dumps({**BOMB, "required": ["z"]}), json.dumps(OTHER)), "any"),
     ("ten thousand levels", judging("json_schema", "[" * 10_000), "deeper than 64"),
     ("levels of Avro", judging("avro", '{"type": "array", "items": ' * 2000 + '"int"' + "}" * 2000), "deeper than 64"),
@@ -55,7 +62,7 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("an id elsewhere", judging("json_schema", '{"$id": "http://127.0.0.1:9/", "$ref": "x"}'), "does not lead"),
     ("a draft that is unknown", judging("json_schema", '{"$schema": "http://127.0.0.1:9/draft"}'), "no draft"),
     ("items of nothing", judging("avro", '{"type": "array", "items": "null"}'), "take no byte"),
-    ("a wrong default", judging("avro", '{"type": "record", "name": "A", "fields": [{"name": "a", "type": "int", "default": "x"}]}'), "efault"),
+    ("a wrong default", judging("avro", json.dumps(WRONG)), "efault"),
     ("an import", judging("protobuf", 'syntax = "proto3"; import "../../etc/passwd"; message A {}'), "schema.proto"),
     ("an import of our own", judging("protobuf", 'syntax = "proto3"; import "schema.proto"; message A {}'), "itself"),
     ("a number like 1e400", judging("json_schema", '{"minimum": 1e400}', "{}"), "any"),
@@ -93,10 +100,9 @@ def test_a_process_has_no_environment_no_file_no_socket_and_bounds() -> None:
             process = parsers._lanes[SchemaLane.DEFINITIONS]._process
             assert process is not None
             here = f"/proc/{process.pid}"
-            with open(f"{here}/environ") as file:
-                assert "SECRET" not in file.read()
-            with open(f"{here}/limits") as file:
-                limits = {line[:25].strip(): line[25:].split() for line in file}
+            assert "SECRET" not in text_of(f"{here}/environ")
+            lines = text_of(f"{here}/limits").splitlines()
+            limits = {line[:25].strip(): line[25:].split() for line in lines}
             descriptors = len(os.listdir(f"{here}/fd"))
             assert int(limits["Max open files"][0]) <= descriptors, "not one can be opened"
             assert int(limits["Max address space"][0]) < 2**30
