@@ -115,12 +115,12 @@ async def loads(scratch: Path, objects: int, runs: int) -> dict[str, float]:
 
 
 async def publish(url: str, rows: int) -> None:
-    dice = Random(1)
+    rng = Random(1)
     async with pydanube.connect(url) as client, client.producer(TOPIC, reliable=True) as producer:
         for first in range(0, rows, 20_000):
             count = min(20_000, rows - first)
             keys_ = [("eu", "us", "asia")[n % 3] for n in range(count)]
-            payloads = [dice.randbytes(800) for _ in range(count)]
+            payloads = [rng.randbytes(800) for _ in range(count)]
             await producer.send_many(pa.table({"payload": payloads, "routing_key": keys_}))
 
 

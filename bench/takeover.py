@@ -97,7 +97,7 @@ class Broker(Child):
         return self.out.read_text(errors="replace").count(words)
 
 
-class Town:
+class ServerCluster:
     """One etcd and the brokers on it."""
 
     def __init__(self, place: Path, etcd: Child, address: str, options: argparse.Namespace) -> None:
@@ -169,12 +169,14 @@ class Watch:
 
 
 @contextlib.asynccontextmanager
-async def watched(town: Town, topics: Sequence[TopicName], gone: BrokerId | None = None) -> AsyncIterator[Watch]:
+async def watched(
+    cluster: ServerCluster, topics: Sequence[TopicName], gone: BrokerId | None = None
+) -> AsyncIterator[Watch]:
     """Leaves the block when all topics were claimed."""
-    after = await town.store.transact([], [])
+    after = await cluster.store.transact([], [])
     assert after is not None
     watch = Watch(topics, gone)
-    following = asyncio.create_task(watch.follow(town.store, after))
+    following = asyncio.create_task(watch.follow(cluster.store, after))
     try:
         watch.began = time.perf_counter()
         yield watch
@@ -207,26 +209,26 @@ class Results:
 
     @contextlib.asynccontextmanager
     async def part(
-        self, name: str, town: Town, topics: Sequence[TopicName], gone: Broker | None = None
+        self, name: str, cluster: ServerCluster, topics: Sequence[TopicName], gone: Broker | None = None
     ) -> AsyncIterator[Watch]:
-        before = [broker.cpu_seconds for broker in town.brokers]
-        etcd = town.etcd.cpu_seconds
-        async with watched(town, topics, gone.id if gone else None) as watch:
+        before = [broker.cpu_seconds for broker in cluster.brokers]
+        etcd = cluster.etcd.cpu_seconds
+        async with watched(cluster, topics, gone.id if gone else None) as watch:
             yield watch
-        living = [broker for broker in town.brokers if broker.process.poll() is None]
+        living = [broker for broker in cluster.brokers if broker.process.poll() is None]
         while True:  # what was claimed is opened next
             owned = [await asyncio.to_thread(lambda broker=broker: broker.topics_owned) for broker in living]
-            if sum(owned) >= town.topics:
+            if sum(owned) >= cluster.topics:
                 break
             await asyncio.sleep(0.05)
         served = time.perf_counter() - watch.began
         times = sorted(watch.claimed.values())
         used = [
             f"{broker.cpu_seconds - then:.1f}"
-            for broker, then in zip(town.brokers, before, strict=True)
+            for broker, then in zip(cluster.brokers, before, strict=True)
             if broker.process.poll() is None
         ]
-        again = sum(broker.said("cannot be taken or moved yet") for broker in town.brokers)
+        again = sum(broker.said("cannot be taken or moved yet") for broker in cluster.brokers)
         left = next((line for line in _lines(gone) if "not handed over" in line), "")
         said = [f"{again} begun in vain" if again else "", left[:80]]
         self._table.add_row(
@@ -235,7 +237,7 @@ class Results:
             *(f"{each:.1f} s" for each in (times[0], times[len(times) // 2], times[-1], served)),
             str(watch.redirected),
             ", ".join(used),
-            f"{town.etcd.cpu_seconds - etcd:.1f}",
+            f"{cluster.etcd.cpu_seconds - etcd:.1f}",
             "; ".join(filter(None, said)),
         )
         print(f"{name}: {times[-1]:.1f} s, {watch.redirected} redirected", flush=True)
@@ -271,37 +273,37 @@ async def create(broker: Broker, topics: Sequence[TopicName]) -> None:
         await asyncio.gather(*map(one, topics))
 
 
-async def run(town: Town, options: argparse.Namespace, results: Results) -> None:
+async def run(cluster: ServerCluster, options: argparse.Namespace, results: Results) -> None:
     names = [TopicName(f"/default/topic{number:05}") for number in range(options.topics)]
     parts = options.part.split(",")
-    first = town.start()
+    first = cluster.start()
     made = names[: options.create] if "create" in parts else []
     new = names[len(made) :]
     if made:
-        town.topics += len(made)
-        async with results.part("create", town, made):
+        cluster.topics += len(made)
+        async with results.part("create", cluster, made):
             await create(first, made)
-    town.topics += len(new)
-    async with results.part("assign", town, new):
-        await town.write_topics(new)
+    cluster.topics += len(new)
+    async with results.part("assign", cluster, new):
+        await cluster.write_topics(new)
     if options.messages:
         await publish(first, names)
     holder = first
     for part, number in (("kill", signal.SIGKILL), ("stop", signal.SIGTERM)):
         if part not in parts:
             continue
-        while sum(broker.process.poll() is None for broker in town.brokers) < 3:
-            town.start()
+        while sum(broker.process.poll() is None for broker in cluster.brokers) < 3:
+            cluster.start()
         await asyncio.sleep(options.ttl + 2)  # who was there before us is known to live only after a lease
         theirs = [
             found[1]
-            for item in await town.store.list(keys.assignments(holder.id))
+            for item in await cluster.store.list(keys.assignments(holder.id))
             if (found := keys.assignment_of(item.key)) is not None
         ]
-        async with results.part(part, town, theirs, holder):
+        async with results.part(part, cluster, theirs, holder):
             await asyncio.to_thread(holder.end, number)
-        living = [broker for broker in town.brokers if broker.process.poll() is None]
-        counts = [len(await town.store.list(keys.assignments(broker.id))) for broker in living]
+        living = [broker for broker in cluster.brokers if broker.process.poll() is None]
+        counts = [len(await cluster.store.list(keys.assignments(broker.id))) for broker in living]
         holder = living[counts.index(max(counts))]
 
 
@@ -330,12 +332,12 @@ def etcd_in(place: Path) -> Iterator[tuple[Child, str]]:
 
 async def one_run(options: argparse.Namespace, results: Results) -> None:
     with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch, etcd_in(Path(scratch)) as (etcd, address):
-        town = Town(Path(scratch), etcd, address, options)
+        cluster = ServerCluster(Path(scratch), etcd, address, options)
         try:
-            await run(town, options, results)
+            await run(cluster, options, results)
         finally:
-            await town.store.close()
-            for broker in town.brokers:
+            await cluster.store.close()
+            for broker in cluster.brokers:
                 broker.end(signal.SIGKILL)
 
 

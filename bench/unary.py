@@ -1,4 +1,4 @@
-"""The gRPC door, one unary call per message: `make bench-grpc`.
+"""The gRPC server, one unary call per message: `make bench-grpc`.
 
 Broker and clients are processes of their own. The official client sends one message at a time; the raw client is
 grpc.aio on the same contract, so that what the official client itself costs can be seen. An empty grpc.aio server

@@ -8,84 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from secrets import token_hex
-from types import TracebackType
-from typing import Self
 
 import pydanube
 
-REQUESTS = "/default/square.requests"
-REPLIES = "/default/square.replies"
+SQUARES = "/default/square.requests"
 
 
-class Asker:
-    """Asks, and gives every reply to whoever waits for it."""
+async def square(request: pydanube.Message) -> bytes:
+    return b"%d" % int(request.payload) ** 2
 
-    def __init__(self, client: pydanube.Client) -> None:
-        self._waiting: dict[str, asyncio.Future[bytes]] = {}
-        self._name = token_hex(8)
-        # Each asker has a subscription of its own, and sees the replies to all; those to others are not looked at.
-        self._replies = client.consumer(REPLIES, subscription=f"asker-{self._name}")
-        self._requests = client.producer(REQUESTS, reliable=False)
-        self._client = client
 
-    async def __aenter__(self) -> Self:
-        await self._requests.open()
-        await self._replies.open()
-        self._task = asyncio.create_task(self._listen())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._task.cancel()
-        await self._replies.close()
-        await self._requests.close()
-        await self._client.unsubscribe(REPLIES, f"asker-{self._name}")
-
-    async def ask(self, question: bytes, *, timeout: float = 5.0) -> bytes:
-        """Raises TimeoutError if nobody answers."""
-        number = token_hex(8)
-        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = reply
+async def ask(requests: pydanube.Requests, question: bytes) -> bytes:
+    """Again if it was lost, as squaring twice does no harm."""
+    for _ in range(10):
         try:
-            async with asyncio.timeout(timeout):
-                await self._requests.send(question, attributes={"request": number})
-                return await reply
-        finally:
-            del self._waiting[number]
-
-    async def _listen(self) -> None:
-        async for message in self._replies:
-            await message.ack()
-            waiting = self._waiting.get(message.attributes["request"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(message.payload)
-
-
-async def answer(client: pydanube.Client, ready: asyncio.Event) -> None:
-    """Squares numbers until it is cancelled. Several of these share the requests."""
-    async with (
-        client.producer(REPLIES, reliable=False) as replies,
-        client.consumer(REQUESTS, subscription="squarers", type="shared") as requests,
-    ):
-        ready.set()
-        async for message in requests:
-            squared = b"%d" % int(message.payload) ** 2
-            replies.send_nowait(squared, attributes={"request": message.attributes["request"]})
-            await message.ack()
+            return await requests.ask(question, timeout=1.0)
+        except pydanube.errors.DeadlineExceeded:
+            continue
+    raise TimeoutError(f"nobody squares {question!r}")
 
 
 async def main(url: str) -> list[int]:
-    async with pydanube.connect(url) as client:
-        for topic in (REQUESTS, REPLIES):
-            await client.create_topic(topic, reliable=False, exist_ok=True)
-        ready = asyncio.Event()
-        answering = asyncio.create_task(answer(client, ready))
-        await ready.wait()
-        async with Asker(client) as asker:
-            replies = await asyncio.gather(*(asker.ask(b"%d" % number) for number in range(5)))
-        answering.cancel()
+    async with pydanube.connect(url) as client, client.requests(SQUARES) as requests:
+        serving = asyncio.create_task(requests.serve(square))  # several of these, anywhere, share the requests
+        replies = await asyncio.gather(*(ask(requests, b"%d" % number) for number in range(5)))
+        serving.cancel()
     print(*(reply.decode() for reply in replies))
     return [int(reply) for reply in replies]
 

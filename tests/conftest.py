@@ -19,6 +19,12 @@ hypothesis.settings.load_profile("untimed")
 os.environ["DANUBE_CONFIG_DIR"] = os.path.join(os.devnull, "danube")
 os.environ.pop("DANUBE_CONTEXT", None)
 
+# `make coverage` measures processes that run tests, not those that tests start: these live by deadlines, and what they
+# run is run in a test process, too.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for variable in [name for name in os.environ if name.startswith("COVERAGE_PROCESS_")]:
+        del os.environ[variable]
+
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
@@ -38,6 +44,6 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects are made and stored in this process, or in another."""
     if request.param == "apart":
-        from tests.harness.tiers import store_apart  # here: most tests never need it
+        from tests.harness.tiers import store_in_workers  # here: most tests never need it
 
-        store_apart(monkeypatch)
+        store_in_workers(monkeypatch)

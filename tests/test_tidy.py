@@ -34,7 +34,7 @@ SOURCE = REPOSITORY / "src" / "pydanube"
 #   cli                              starts what is a process of its own, and calls brokers
 #   web  spark  pipeline             enter through the client and admin, like everyone else
 #   admin                            what operators ask and order, in values
-#   client              api          the front door on either side of the wire
+#   client              api          the front server on either side of the wire
 #                       broker       service.py alone chooses adapters
 #   cluster      history             history reads the log
 #                log                 layers know ports, not adapters
@@ -71,7 +71,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     # Pages are a guest too, in a browser: they call brokers as the command line does.
     "web": SHARED | {"client", "admin", ROOT},
     ROOT: GROUND | {"client", "blocking"},
-    "blocking": frozenset({"client"}),  # a name at the front door
+    "blocking": frozenset({"client"}),  # a name at the front server
     "__main__": frozenset({"cli"}),  # of the package, and of any layer: the same commands under another name
 }
 MAY_IMPORT_ANYTHING = frozenset({"testing"})  # and nothing above imports testing

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pydanube.client.client import Client as Client
     from pydanube.client.client import connect as connect
     from pydanube.client.consumer import Consumer as Consumer
+    from pydanube.client.failures import FailurePolicy as FailurePolicy
     from pydanube.client.messages import Lag as Lag
     from pydanube.client.messages import Located as Located
     from pydanube.client.messages import Message as Message
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from pydanube.client.messages import Statistics as Statistics
     from pydanube.client.messages import TopicInfo as TopicInfo
     from pydanube.client.producer import Producer as Producer
+    from pydanube.client.requests import Requests as Requests
+    from pydanube.client.tail import Tail as Tail
+    from pydanube.client.tail import TailedBatch as TailedBatch
+    from pydanube.client.tail import TailedMessage as TailedMessage
     from pydanube.client.working import Handled as Handled
     from pydanube.errors import DanubeError as DanubeError
 
@@ -45,10 +50,13 @@ _HOMES: Final = {
     **dict.fromkeys(
         ("Lag", "Located", "Message", "MessageBatch", "Receipt", "Statistics", "TopicInfo"), "pydanube.client.messages"
     ),
+    **dict.fromkeys(("Tail", "TailedBatch", "TailedMessage"), "pydanube.client.tail"),
     "Consumer": "pydanube.client.consumer",
+    "FailurePolicy": "pydanube.client.failures",
     "Producer": "pydanube.client.producer",
     "DanubeError": "pydanube.errors",
     "Handled": "pydanube.client.working",
+    "Requests": "pydanube.client.requests",
 }
 _MODULES: Final = {"blocking": "pydanube.blocking", "errors": "pydanube.errors"}
 
@@ -56,6 +64,7 @@ __all__ = [
     "Client",
     "Consumer",
     "DanubeError",
+    "FailurePolicy",
     "Handled",
     "Lag",
     "Located",
@@ -63,7 +72,11 @@ __all__ = [
     "MessageBatch",
     "Producer",
     "Receipt",
+    "Requests",
     "Statistics",
+    "Tail",
+    "TailedBatch",
+    "TailedMessage",
     "TopicInfo",
     "__version__",
     "blocking",

@@ -1,5 +1,5 @@
 """The client without async, for scripts and notebooks: `from pydanube.blocking import connect`."""
 
-from pydanube.client.blocking import Client, Consumer, Fetch, Message, MessageBatch, Producer, connect
+from pydanube.client.blocking import Client, Consumer, Fetch, Message, MessageBatch, Producer, Tail, connect
 
-__all__ = ["Client", "Consumer", "Fetch", "Message", "MessageBatch", "Producer", "connect"]
+__all__ = ["Client", "Consumer", "Fetch", "Message", "MessageBatch", "Producer", "Tail", "connect"]

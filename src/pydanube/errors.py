@@ -27,6 +27,7 @@
     │   ├── MessageTooLarge      over the policy's limit
     │   ├── BrokerUnknown        no such broker in the cluster
     │   ├── MoveRefused          the topic or broker cannot be unloaded as the cluster stands
+    │   ├── RequestFailed        the server of a request raised an error
     │   └── ClientClosed         the client, producer or consumer was closed before
     │       ├── NeverOpened          it was not opened yet: `async with` is missing
     │       └── ConsumerStopped      it was told to receive no more
@@ -117,13 +118,17 @@ class InvalidBatch(Refused):
     what: str
 
 
-@says("{key} = {value!r} is not allowed: {allowed}")
+@says()
 class ConfigError(Refused):
-    """`key` is the setting, `value` what was given, `allowed` what may be given."""
+    """`key` is the setting, `value` what was given or None, `allowed` what may be given."""
 
     key: str
     value: object
     allowed: str
+
+    def __str__(self) -> str:
+        given = "is not given" if self.value is None else f"= {self.value!r} is not allowed"
+        return f"{self.key} {given}: {self.allowed}"
 
 
 @says("offset {offset} of {topic} is not kept: offsets {first} up to {end} are")
@@ -280,6 +285,14 @@ class MoveRefused(Refused):
     """`what` (a topic, or a broker with its topics) cannot be moved away as the cluster stands. `why` is a sentence."""
 
     what: str
+    why: str
+
+
+@says("{topic} could not answer: {why}")
+class RequestFailed(Refused):
+    """The server of a request to `topic` raised an error."""
+
+    topic: str
     why: str
 
 

@@ -193,12 +193,12 @@ class ObjectStore(Protocol):
         """Removing what is not there is no error."""
         ...
 
-    async def elsewhere(self) -> Elsewhere | None:
+    async def opener(self) -> StoreOpener | None:
         """What opens this store in another process, for as long as that uses it; None if only this process can."""
         ...
 
 
-Elsewhere: TypeAlias = Callable[[], AbstractAsyncContextManager[ObjectStore]]  # can be pickled
+StoreOpener: TypeAlias = Callable[[], AbstractAsyncContextManager[ObjectStore]]  # can be pickled
 
 
 # --- MetadataStore ----------------------------------------------------------------------------------
@@ -318,14 +318,14 @@ class Work(Protocol):
         """Calls `function` away from the event loop and returns what it returns or raises what it raises."""
         ...
 
-    async def run_apart(self, function: Callable[[], T]) -> T:
+    async def run_in_worker(self, function: Callable[[], T]) -> T:
         """The same for what takes long and may wait: in a process of low priority, where there is one.
 
         So the function, what it returns and what it raises can be pickled, and it changes nothing.
         """
         ...
 
-    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def await_in_worker(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The same for what waits itself, and may change something: it is never called a second time.
 
         Raises ProcessEnded if that process ended first: then it is not known what was done.

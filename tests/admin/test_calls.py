@@ -11,11 +11,11 @@ import pytest
 from pydanube.admin import calls, values
 from pydanube.client.grpc.connection import GrpcCall
 from pydanube.wire._pb.danube import DanubeAdmin_pb2
-from pydanube.wire._pb.pydanube import admin_pb2, status_pb2
+from pydanube.wire._pb.pydanube import admin_pb2, pipelines_pb2, status_pb2
 
 SERVICES = {
     service.full_name: service
-    for file in (DanubeAdmin_pb2, admin_pb2, status_pb2)
+    for file in (DanubeAdmin_pb2, admin_pb2, status_pb2, pipelines_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 }
 FUNCTIONS = [

@@ -12,7 +12,7 @@ from pydanube.api.connections import Admission, peers_at
 from pydanube.errors import TooManyConnections
 
 
-class Town:
+class ServerCluster:
     """Peers by port, as `peers_at` would find them."""
 
     def __init__(self) -> None:
@@ -36,46 +36,46 @@ class Town:
 
 
 def test_so_many_are_served_and_the_next_are_told_why_until_others_leave() -> None:
-    town = Town()
-    admission = Admission(3, 256, town)
-    assert [town.call(admission, port) for port in (1, 2, 3, 4, 5)] == [True, True, True, False, False]
-    assert all(town.call(admission, port) for port in (1, 2, 3)), "who is in stays in"
-    assert town.ports is not None
-    town.ports.discard(2)
-    assert town.call(admission, 5)
-    assert not town.call(admission, 4)
-    assert all(town.call(admission, port) for port in (1, 3, 5))
+    cluster = ServerCluster()
+    admission = Admission(3, 256, cluster)
+    assert [cluster.call(admission, port) for port in (1, 2, 3, 4, 5)] == [True, True, True, False, False]
+    assert all(cluster.call(admission, port) for port in (1, 2, 3)), "who is in stays in"
+    assert cluster.ports is not None
+    cluster.ports.discard(2)
+    assert cluster.call(admission, 5)
+    assert not cluster.call(admission, 4)
+    assert all(cluster.call(admission, port) for port in (1, 3, 5))
 
 
 def test_nobody_looks_while_the_last_look_still_holds() -> None:
-    town = Town()
-    admission = Admission(100, 256, town)
+    cluster = ServerCluster()
+    admission = Admission(100, 256, cluster)
     for port in range(100):
-        assert town.call(admission, port)
-    assert town.looks == 0
-    assert town.ports is not None
-    town.ports -= set(range(90))
+        assert cluster.call(admission, port)
+    assert cluster.looks == 0
+    assert cluster.ports is not None
+    cluster.ports -= set(range(90))
     for port in range(100, 190):
-        assert town.call(admission, port)
-    assert town.looks == 1
+        assert cluster.call(admission, port)
+    assert cluster.looks == 1
 
 
 def test_a_look_is_not_repeated_at_once() -> None:
-    town = Town()
-    admission = Admission(1, 256, town)
-    assert town.call(admission, 1) and not town.call(admission, 2)
-    looks = town.looks
+    cluster = ServerCluster()
+    admission = Admission(1, 256, cluster)
+    assert cluster.call(admission, 1) and not cluster.call(admission, 2)
+    looks = cluster.looks
     for _ in range(100):
         with pytest.raises(TooManyConnections, match=r"at most 1 connections here.*open files is 256.*ulimit"):
             admission.check("ipv4:10.0.0.1:3")
-    assert town.looks <= looks + 1
+    assert cluster.looks <= looks + 1
 
 
 def test_where_the_system_does_not_say_who_is_there_the_servers_own_bound_has_to_do() -> None:
-    town = Town()
-    admission = Admission(2, 256, town)
-    assert town.call(admission, 1) and town.call(admission, 2)
-    town.ports = None
+    cluster = ServerCluster()
+    admission = Admission(2, 256, cluster)
+    assert cluster.call(admission, 1) and cluster.call(admission, 2)
+    cluster.ports = None
     admission.check("unix:somewhere")
     assert admission.option == ("grpc.max_allowed_incoming_connections", 10)
 

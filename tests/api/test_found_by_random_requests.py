@@ -16,8 +16,8 @@ from pydanube.core.policies import SubscriptionKind as Kind
 from pydanube.errors import NotServed
 from pydanube.ports import Delete, Put
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
-from tests.harness.brokers import ORDERS, SUB, Host, consume, make_topic, publish, settle, simulated
-from tests.harness.doors import TOPIC, Calls, refused, served
+from tests.harness.brokers import ORDERS, SUB, BrokerFixture, consume, make_topic, publish, settle, simulated
+from tests.harness.servers import TOPIC, Calls, refused, served
 
 DEAD = TopicName("/default/dead")
 
@@ -28,7 +28,7 @@ async def test_a_dead_letter_topic_that_refuses_at_once_does_not_keep_the_broker
     kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing in that circle waits for anything: a real broker did nothing else any more."""
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     topic = await make_topic(broker)
     await broker.topics.create(DEAD, delivery=Delivery.NON_RELIABLE)  # keeps nothing, so it takes no dead letters
     policy = FailurePolicy(
@@ -51,7 +51,7 @@ async def test_a_dead_letter_topic_that_refuses_at_once_does_not_keep_the_broker
 
 @simulated
 async def test_a_topic_can_be_closed_while_subscriptions_of_it_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     topic = await make_topic(broker)
     write = Ownership.write
 
@@ -75,7 +75,7 @@ async def test_a_topic_can_be_closed_while_subscriptions_of_it_are_made(monkeypa
 
 @simulated
 async def test_a_time_before_all_time_is_the_head_of_an_empty_topic() -> None:
-    topic = await make_topic(await Host().boot())
+    topic = await make_topic(await BrokerFixture().boot())
     assert await topic.offset_at(-(2**63)) == topic.head == 0
 
 

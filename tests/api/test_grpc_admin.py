@@ -20,7 +20,7 @@ from pydanube.errors import ConfigError
 from pydanube.telemetry import Telemetry
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours_pb
-from tests.harness.doors import ANYWHERE, TOPIC, Calls, refused, served, serving
+from tests.harness.servers import ANYWHERE, TOPIC, Calls, refused, served, serving
 from tests.support import run
 
 EMPTY = pb.Empty()
@@ -34,9 +34,9 @@ async def test_one_broker_is_listed_and_leads(calls: Calls) -> None:
     [info] = (await calls.brokers.ListBrokers(EMPTY)).brokers
     assert info.broker_id == str(calls.broker.broker_id)
     assert (info.broker_role, info.broker_status) == ("Cluster_Leader", "active")
-    assert info.broker_addr == f"http://{calls.doors.client_addr}"
-    assert info.admin_addr == f"http://{calls.doors.admin_addr}"
-    assert info.metrics_addr == calls.doors.metrics_addr
+    assert info.broker_addr == f"http://{calls.servers.client_addr}"
+    assert info.admin_addr == f"http://{calls.servers.admin_addr}"
+    assert info.metrics_addr == calls.servers.metrics_addr
     assert (await calls.brokers.GetLeaderBroker(EMPTY)).leader == info.broker_id
 
 
@@ -413,16 +413,16 @@ async def test_the_place_of_what_does_not_exist_is_not_found_and_of_what_keeps_n
     assert not (await calls.ours.MovePhases(ours_pb.MovePhasesRequest(topic=TOPIC))).moves
 
 
-# --- doors --------------------------------------------------------------------------------------------
+# --- servers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", ["client_addr", "admin_addr", "metrics_addr"])
-def test_a_port_that_is_taken_is_a_clear_error(door: str) -> None:
+@pytest.mark.parametrize("server", ["client_addr", "admin_addr", "metrics_addr"])
+def test_a_port_that_is_taken_is_a_clear_error(server: str) -> None:
     async def second_broker() -> None:
         async with serving() as first, serving() as second:
-            taken = getattr(first.doors, door)
+            taken = getattr(first.servers, server)
             free = BrokerConfig(client_addr=ANYWHERE, admin_addr=ANYWHERE, metrics_addr=ANYWHERE)
-            second.broker.config = replace(second.broker.config, broker=replace(free, **{door: taken}))
+            second.broker.config = replace(second.broker.config, broker=replace(free, **{server: taken}))
             with pytest.raises(ConfigError, match="the port is taken") as caught:
                 await BrokerServers.open(second.broker)
             assert caught.value.value == taken

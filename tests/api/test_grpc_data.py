@@ -18,7 +18,7 @@ from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours_pb
 from pydanube.wire._pb.pydanube import stream_pb2 as stream_pb
 from pydanube.wire.convert import START_HEADER
-from tests.harness.doors import TOPIC, Calls, refused, served
+from tests.harness.servers import TOPIC, Calls, refused, served
 
 BAD_NAMES = [
     "",
@@ -416,11 +416,11 @@ async def test_when_its_topic_goes_a_stream_makes_the_client_look_it_up_again(ca
 
 
 @served()
-async def test_when_the_doors_close_streams_end_with_unavailable(calls: Calls) -> None:
+async def test_when_the_servers_close_streams_end_with_unavailable(calls: Calls) -> None:
     await calls.create_topic()
     stream = calls.receive(await calls.subscribe())
     await stream.initial_metadata()
-    await calls.doors.close()
+    await calls.servers.close()
     assert (await refused(stream.read())).code is StatusCode.UNAVAILABLE
 
 
@@ -556,7 +556,7 @@ async def test_an_ack_of_an_unknown_topic_or_subscription_is_final(calls: Calls)
 async def test_a_lookup_names_this_broker(calls: Calls) -> None:
     await calls.create_topic()
     response = await calls.discovery.TopicLookup(pb.TopicLookupRequest(request_id=3, topic=TOPIC))
-    url = f"http://{calls.doors.client_addr}"
+    url = f"http://{calls.servers.client_addr}"
     assert response == pb.TopicLookupResponse(
         request_id=3, response_type=pb.TopicLookupResponse.Connect, connect_url=url, broker_url=url
     )

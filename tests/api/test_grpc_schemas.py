@@ -20,7 +20,7 @@ from pydanube.stores.schemas.memory import MemorySchemaParsers, NoSchemaParsers
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb
 from pydanube.wire._pb.danube import SchemaRegistry_pb2 as pb
-from tests.harness.doors import TOPIC, Calls, refused, served
+from tests.harness.servers import TOPIC, Calls, refused, served
 
 USER = b'{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'
 USER_2 = (
@@ -226,7 +226,7 @@ async def test_the_first_producer_binds_the_topic_and_the_binding_is_stored(call
     await calls.create_topic()
     mine = api_pb.SchemaReference(subject="user", use_latest=True)
     await calls.create_producer(schema_ref=mine)
-    stored = await calls.broker.topics.rooms.metadata.get(keys.schema_config(TopicName(TOPIC)))
+    stored = await calls.broker.topics.context.metadata.get(keys.schema_config(TopicName(TOPIC)))
     assert stored is not None and json.loads(stored.value)["subject"] == "user"
     found = await calls.admin_schemas.GetTopicSchemaConfig(pb.GetTopicSchemaConfigRequest(topic_name=TOPIC))
     assert found == pb.GetTopicSchemaConfigResponse(schema_subject="user", validation_policy="warn", schema_id=1)
@@ -240,13 +240,13 @@ async def test_deleting_a_topic_removes_its_subject_and_its_policy(calls: Calls)
     await calls.create_topic(schema_subject="user")
     await calls.configure("user", "enforce")
     await calls.topics.DeleteTopic(admin_pb.TopicRequest(name=TOPIC))
-    assert await calls.broker.topics.rooms.metadata.get(keys.schema_config(TopicName(TOPIC))) is None
+    assert await calls.broker.topics.context.metadata.get(keys.schema_config(TopicName(TOPIC))) is None
     await calls.create_topic()
     found = await calls.schemas.GetTopicSchemaConfig(pb.GetTopicSchemaConfigRequest(topic_name=TOPIC))
     assert found.schema_subject == ""
 
 
-# --- at the door ----------------------------------------------------------------------------------------
+# --- messages that are published --------------------------------------------------------------------
 
 FITS = {"schema_id": 1, "schema_version": 1}
 REASONS: list[tuple[str, dict[str, int], bytes]] = [
@@ -294,7 +294,7 @@ def test_native_producers_are_held_to_the_policy_too(rows: int, reliable: bool) 
         await calls.create_topic(schema_subject="user", reliable=reliable)
         await calls.configure("user", "enforce", payloads=True)
         counted = calls.broker.telemetry.topic(TOPIC).schema_failures
-        async with connect(f"danube://{calls.doors.stream_addr}") as client:
+        async with connect(f"danube://{calls.servers.stream_addr}") as client:
             async with client.producer(TOPIC, name="bare", reliable=reliable, idempotent=reliable) as bare:
                 with pytest.raises(SchemaRefused) as raised:
                     await bare.send(b'{"name": "a"}')
@@ -319,7 +319,7 @@ def test_native_producers_are_held_to_the_policy_too(rows: int, reliable: bool) 
 
 
 @served()
-async def test_a_version_that_was_registered_a_moment_ago_is_known_at_the_door(calls: Calls) -> None:
+async def test_a_version_that_was_registered_a_moment_ago_is_known_when_it_is_used(calls: Calls) -> None:
     await calls.register("user", "json", USER)
     await calls.create_topic(schema_subject="user")
     await calls.configure("user", "enforce")
@@ -375,7 +375,7 @@ async def test_a_native_producer_says_which_version_it_writes(calls: Calls) -> N
     await calls.create_topic(schema_subject="user")
     consumer = await calls.subscribe()
     async with (
-        connect(f"danube://{calls.doors.stream_addr}") as client,
+        connect(f"danube://{calls.servers.stream_addr}") as client,
         client.producer(TOPIC, schema_subject="user") as producer,
     ):
         await producer.send(b"{}")

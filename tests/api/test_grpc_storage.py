@@ -23,7 +23,7 @@ from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as api_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
-from tests.harness.doors import TOPIC, Calls, refused, served
+from tests.harness.servers import TOPIC, Calls, refused, served
 
 BUCKET = {"storage": StorageConfig(url="s3://bucket/some/prefix/"), "make_objects": MemoryObjectStore}
 ORDERS = TopicName(TOPIC)
@@ -109,7 +109,7 @@ async def test_a_broker_without_an_object_store_has_no_segments(calls: Calls) ->
 async def test_segments_of_a_topic_that_is_not_loaded_come_from_metadata_and_manifest(calls: Calls) -> None:
     topic = await upload(calls, 3, objects=3)
     found = await segments(calls)
-    metadata, store = calls.broker.topics.rooms.metadata, store_of(calls)
+    metadata, store = calls.broker.topics.context.metadata, store_of(calls)
     items = await metadata.list(keys.storage_objects(ORDERS))
     manifest = json.dumps({"format": 1, "objects": [json.loads(item.value) for item in items[:2]]}).encode()
     await store.put("default/orders/manifest-1-1.json", [manifest])

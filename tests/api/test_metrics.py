@@ -27,7 +27,7 @@ from tests.harness.brokers import (
     KIB,
     ORDERS,
     SUB,
-    Host,
+    BrokerFixture,
     consume,
     find_topic,
     message,
@@ -37,9 +37,9 @@ from tests.harness.brokers import (
     settle,
     simulated,
 )
-from tests.harness.clustered import Town, clustered
-from tests.harness.doors import Calls, served
-from tests.harness.tiers import STILL, TierHost
+from tests.harness.server_cluster import ServerCluster, clustered
+from tests.harness.servers import Calls, served
+from tests.harness.tiers import STILL, TierFixture
 from tests.support import run
 from tests.telemetry.test_telemetry import get, http, of_topic, scrape
 
@@ -61,7 +61,7 @@ def of_sub(broker: Broker, metric: str, **labels: str) -> float | None:
 
 @simulated
 async def test_lag_counts_messages_behind_holes_and_not_offsets_that_hold_none() -> None:
-    broker, topic = await one_topic(Host(unacked_max=100))
+    broker, topic = await one_topic(BrokerFixture(unacked_max=100))
     stream = await consume(topic)
     await publish_many(topic, 10)
     await settle()
@@ -78,7 +78,7 @@ async def test_lag_counts_messages_behind_holes_and_not_offsets_that_hold_none()
 
 @simulated
 async def test_lag_follows_a_seek_in_both_directions() -> None:
-    broker, topic = await one_topic(Host(unacked_max=100))
+    broker, topic = await one_topic(BrokerFixture(unacked_max=100))
     stream = await consume(topic, acks=True)
     await publish_many(topic, 10)
     await settle()
@@ -100,7 +100,7 @@ async def test_lag_follows_a_seek_in_both_directions() -> None:
 
 @simulated
 async def test_acks_that_do_not_come_and_messages_that_are_given_up_are_counted() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     dead = TopicName("/default/dead")
     policy = FailurePolicy(
         max_redelivery_count=1,
@@ -129,7 +129,7 @@ async def test_acks_that_do_not_come_and_messages_that_are_given_up_are_counted(
 
 @simulated
 async def test_sizes_of_messages_are_a_histogram_of_their_topic() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     bucket = "danube_topic_message_size_bytes_bucket"
     assert value(broker, bucket, topic=ORDERS, le="+Inf") is None, "an idle topic has no such lines"
     await publish(topic, "x" * 64, "x" * 65, "x" * 300_000)
@@ -143,7 +143,7 @@ async def test_sizes_of_messages_are_a_histogram_of_their_topic() -> None:
 async def test_native_producers_are_counted_while_they_are_there_and_so_is_what_they_send(calls: Calls) -> None:
     await calls.create_topic()
     producers = of_topic("danube_topic_active_producers")
-    async with pydanube.connect(f"danube://{calls.doors.stream_addr}") as client:
+    async with pydanube.connect(f"danube://{calls.servers.stream_addr}") as client:
         async with client.producer("/default/orders") as producer:
             await producer.send(b"x" * 100)
             found = await scrape(calls)
@@ -164,7 +164,7 @@ async def test_native_producers_are_counted_while_they_are_there_and_so_is_what_
 
 @simulated
 async def test_rotation_retention_and_where_messages_are_read_are_counted() -> None:
-    host = TierHost(STILL, segment_bytes=4 * KIB)
+    host = TierFixture(STILL, segment_bytes=4 * KIB)
     broker, topic = await one_topic(host)
     for name in ("danube_wal_append_total", "danube_wal_flush_total", "danube_wal_flush_latency_ms_count"):
         assert value(broker, name) == 0, "they are there before anything is written"
@@ -200,18 +200,18 @@ async def test_rotation_retention_and_where_messages_are_read_are_counted() -> N
 
 @simulated
 async def test_offsets_that_only_a_lost_brokers_disk_has_are_counted_until_they_are_back() -> None:
-    town = await Cluster().start(2)
-    topic = await town.create("/default/orders", on=1)
-    orders = await town.served(topic)
-    await town.node(1).call(orders.publish(await orders.add_producer("producer"), message("a")))
-    town.node(1).kill()
-    await town.until(lambda: town.host(topic) is not None)
-    second = town.host(topic)
+    cluster = await Cluster().start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    orders = await cluster.served(topic)
+    await cluster.node(1).call(orders.publish(await orders.add_producer("producer"), message("a")))
+    cluster.node(1).kill()
+    await cluster.until(lambda: cluster.host(topic) is not None)
+    second = cluster.host(topic)
     assert second is not None and second.broker is not None
     assert value(second.broker, "danube_broker_orphan_ranges") == 1
     assert value(second.broker, "danube_topic_orphan_ranges", topic=topic) == 1
     assert (value(second.broker, "danube_topic_orphan_messages", topic=topic) or 0) >= 1
-    await town.node(1).boot()
+    await cluster.node(1).boot()
     await asyncio.sleep(60)
     assert value(second.broker, "danube_broker_orphan_ranges") == 0
     assert value(second.broker, "danube_topic_orphan_ranges", topic=topic) is None
@@ -254,10 +254,10 @@ def test_a_scrape_of_a_thousand_busy_topics_costs_far_less_than_100_ms() -> None
 
 
 @clustered(2)
-async def test_moves_redirects_and_the_state_of_the_cluster_are_counted(town: Town) -> None:
-    topic = await town.create("/default/orders", on=1)
-    one, two = town.node(1), town.node(2)
-    leader = next(node for node in town.nodes if node.id == node.cluster.leader)
+async def test_moves_redirects_and_the_state_of_the_cluster_are_counted(cluster: ServerCluster) -> None:
+    topic = await cluster.create("/default/orders", on=1)
+    one, two = cluster.node(1), cluster.node(2)
+    leader = next(node for node in cluster.nodes if node.id == node.cluster.leader)
     taken = value(one.broker, "danube_broker_assignments_total", broker_id=one.id, action="assign")
     assert taken and taken >= 1
     await two.calls.discovery.TopicLookup(pb.TopicLookupRequest(topic=topic))
@@ -267,7 +267,7 @@ async def test_moves_redirects_and_the_state_of_the_cluster_are_counted(town: To
 
     let_go = value(one.broker, "danube_broker_assignments_total", broker_id=one.id, action="unassign") or 0
     await one.cluster.requests.unload(topic, two.id)
-    await town.settled(topic, 2)
+    await cluster.settled(topic, 2)
     assert value(one.broker, "danube_broker_assignments_total", broker_id=one.id, action="unassign") == let_go + 1
     for phase in ("upload", "quiet", "cursors", "rest", "seal", "close"):
         assert value(one.broker, "danube_topic_unload_phase_ms_count", phase=phase) == let_go + 1
@@ -285,30 +285,30 @@ async def test_moves_redirects_and_the_state_of_the_cluster_are_counted(town: To
 
 
 @clustered(2)
-async def test_a_broker_that_drains_or_is_fenced_is_live_and_not_ready(town: Town) -> None:
-    one, two = town.node(1), town.node(2)
-    for node in town.nodes:
+async def test_a_broker_that_drains_or_is_fenced_is_live_and_not_ready(cluster: ServerCluster) -> None:
+    one, two = cluster.node(1), cluster.node(2)
+    for node in cluster.nodes:
         assert await get(node.calls, "/health/ready") == (200, "ready\n")
-    await town.drained(1)
+    await cluster.drained(1)
     assert await get(one.calls, "/health/ready") == (503, "the broker is drained: drain_complete\n")
     assert value(one.broker, "danube_broker_drained", reason="drain_complete") == 1
     assert value(two.broker, "danube_broker_drained", reason="drain_complete") == 0
     for reason in ("stale_restart", "registration_expired"):  # nobody wanted that: a roll-out goes on
-        await town.drained(1, reason=reason)
-        await town.until(lambda reason=reason: one.cluster.state_of(one.id).reason == reason)  # type: ignore[misc, union-attr]
+        await cluster.drained(1, reason=reason)
+        await cluster.until(lambda reason=reason: one.cluster.state_of(one.id).reason == reason)  # type: ignore[misc, union-attr]
         assert await get(one.calls, "/health/ready") == (200, f"ready, and drained: {reason}\n")
     two.cluster.membership.lease._sent -= 1000  # as if no renewal had been answered for long
     code, why = await get(two.calls, "/health/ready")
     assert code == 503 and why.startswith("the broker is fenced")
     assert value(two.broker, "danube_broker_may_serve") == 0
     assert (value(two.broker, "danube_broker_lease_age_seconds") or 0) > 900
-    for node in town.nodes:
+    for node in cluster.nodes:
         assert await get(node.calls, "/health/live") == (200, "live\n")
 
 
 @served()
 async def test_a_broker_that_stops_is_not_ready_while_it_finishes_its_work(calls: Calls) -> None:
-    calls.doors.stop_being_ready()
+    calls.servers.stop_being_ready()
     assert await get(calls, "/health/ready") == (503, "the broker is shutting down\n")
     assert (await get(calls, "/health/live"))[0] == 200
 

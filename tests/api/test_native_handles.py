@@ -8,7 +8,7 @@ from pydanube.api.native.handles import ConsumerHandle
 from pydanube.broker.outbox import DeliveredBatch
 from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind
-from tests.harness.brokers import Host, one_topic, publish_many, settle, simulated
+from tests.harness.brokers import BrokerFixture, one_topic, publish_many, settle, simulated
 
 NAME = SubscriptionName("s")
 
@@ -17,7 +17,7 @@ NAME = SubscriptionName("s")
 @simulated
 async def test_what_was_acknowledged_while_it_waited_for_the_wire_is_not_sent(kind: SubscriptionKind) -> None:
     """Also if it was not sent before: whoever had it from another owner may have acknowledged it here."""
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     await publish_many(topic, 4, at_once=4)
     identity = await topic.subscribe(NAME, kind, "consumer", (), 0, native=True)
     subscription = topic.require(NAME)

@@ -30,8 +30,8 @@ from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.frames import Frame
 from tests.harness import peers
-from tests.harness.brokers import ORDERS, Host, now, settle, simulated
-from tests.harness.peers import Peer, batch_of, door_of, greeting
+from tests.harness.brokers import ORDERS, BrokerFixture, now, settle, simulated
+from tests.harness.peers import Peer, batch_of, greeting, server_of
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "transcripts"
 SHOWN_BYTES = 160  # of a longer line the beginning, the length and a checksum
@@ -100,9 +100,9 @@ def fixed_names(monkeypatch: pytest.MonkeyPatch) -> None:
 class Recorded(Peer):
     """A peer whose bytes are written down, both ways."""
 
-    def __init__(self, door: Any, transcript: Transcript) -> None:
+    def __init__(self, server: Any, transcript: Transcript) -> None:
         self.transcript = transcript
-        super().__init__(door)
+        super().__init__(server)
 
     def write(self, data: bytes) -> None:
         self.transcript.bytes(">", data)
@@ -124,9 +124,9 @@ PING = packed(request_id=2, ping=pb.Ping())
 
 @simulated
 async def test_a_broker_serves_a_producer_and_a_consumer() -> None:
-    host, transcript = Host(), Transcript()
+    host, transcript = BrokerFixture(), Transcript()
     await host.boot()
-    peer = Recorded(door_of(host), transcript)
+    peer = Recorded(server_of(host), transcript)
     transcript.title("greeting, looking up, producing")
     peer.write(HELLO)
     await peer.ask(lookup=pb.Lookup(topic=ORDERS))
@@ -169,9 +169,9 @@ async def test_a_broker_serves_a_producer_and_a_consumer() -> None:
     transcript.check("broker-serves")
 
 
-async def _answered(transcript: Transcript, door: Any, title: str, *reads: bytes) -> None:
+async def _answered(transcript: Transcript, server: Any, title: str, *reads: bytes) -> None:
     transcript.title(title)
-    peer = Recorded(door, transcript)
+    peer = Recorded(server, transcript)
     for data in reads:
         peer.write(data)
     await peer.end()
@@ -182,9 +182,9 @@ async def _answered(transcript: Transcript, door: Any, title: str, *reads: bytes
 
 @simulated
 async def test_a_broker_answers_violations_with_one_error_and_the_end() -> None:
-    host, transcript = Host(), Transcript()
+    host, transcript = BrokerFixture(), Transcript()
     await host.boot()
-    door = door_of(host, frame_bytes=128 * 1024)
+    server = server_of(host, frame_bytes=128 * 1024)
     lookup = packed(request_id=9, lookup=pb.Lookup(topic=ORDERS))
     cases: dict[str, tuple[bytes, ...]] = {
         "HTTP": (b"GET / HTTP/1.1\r\n\r\n",),
@@ -214,31 +214,31 @@ async def test_a_broker_answers_violations_with_one_error_and_the_end() -> None:
         "a goodbye": (HELLO, packed(goodbye=pb.Goodbye())),
     }
     for title, reads in cases.items():
-        await _answered(transcript, door, title, *reads)
+        await _answered(transcript, server, title, *reads)
     transcript.title("too many in flight, in one read")
-    peer = Recorded(door, transcript)
+    peer = Recorded(server, transcript)
     peer.write(HELLO)
     opened = await peer.open_producer()
     batch = batch_of(opened, 0, b"x").to_bytes()
     peer.write(b"".join(packed(batch, request_id=50 + n, produce=pb.Produce(producer=1)) for n in range(9)))
     await peer.end()
     transcript.title("a connection too many")
-    crowded = door_of(host, connections=0)
+    crowded = server_of(host, connections=0)
     await Recorded(crowded, transcript).end()
     transcript.check("broker-violations")
 
 
 @simulated
 async def test_a_broker_drops_peers_that_are_late() -> None:
-    host, transcript = Host(), Transcript()
+    host, transcript = BrokerFixture(), Transcript()
     await host.boot()
-    door = door_of(host, handshake_seconds=10, keepalive_seconds=15, frame_seconds=20, stuck_seconds=12)
-    sweeping = asyncio.create_task(door._sweep())
+    server = server_of(host, handshake_seconds=10, keepalive_seconds=15, frame_seconds=20, stuck_seconds=12)
+    sweeping = asyncio.create_task(server._sweep())
 
     async def watch(title: str, *reads: bytes, takes_nothing: bool = False) -> Peer:
         transcript.title(title)
         await asyncio.sleep(0.3)  # so that no limit ends at the very moment of a sweep
-        peer, began = Recorded(door, transcript), now()
+        peer, began = Recorded(server, transcript), now()
         peer.transport.set_write_buffer_limits(high=100)
         for data in reads:
             peer.write(data)
@@ -258,12 +258,12 @@ async def test_a_broker_drops_peers_that_are_late() -> None:
     await watch("an end that it does not take", HELLO, packed(ping=pb.Ping()) + HELLO, takes_nothing=True)
     await watch("answers that it does not take", HELLO, PING * 30, takes_nothing=True)
     transcript.title("a sign of life now and then, and the broker's goodbye")
-    peer = Recorded(door, transcript)
+    peer = Recorded(server, transcript)
     peer.write(HELLO)
     for _ in range(3):
         await asyncio.sleep(20)
         peer.write(packed(ping=pb.Ping()))
-    closing = asyncio.create_task(door.close(grace_seconds=1))
+    closing = asyncio.create_task(server.close(grace_seconds=1))
     await settle()
     peer.write(packed(request_id=9, lookup=pb.Lookup(topic="/default/none")))
     await closing
@@ -302,7 +302,7 @@ class Wire(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self._link.connection_lost, None)
 
 
-class Lane:
+class PartitionStub:
     """A producer or consumer that writes down what it is told."""
 
     def __init__(self, transcript: Transcript, name: str, topic: str = ORDERS) -> None:
@@ -352,9 +352,9 @@ class Client:
         self.transcript.note(f"{name} has request id {self.link.ask(pb.Command(**command), answered, *body)}")
 
     def attach(self) -> None:
-        self.link.producers[1] = Lane(self.transcript, "producer 1")
-        self.link.consumers[2] = Lane(self.transcript, "consumer 2")
-        self.link.consumers[3] = Lane(self.transcript, "consumer 3", "/default/other")
+        self.link.producers[1] = PartitionStub(self.transcript, "producer 1")
+        self.link.consumers[2] = PartitionStub(self.transcript, "consumer 2")
+        self.link.consumers[3] = PartitionStub(self.transcript, "consumer 3", "/default/other")
 
     async def end(self) -> None:
         await settle()

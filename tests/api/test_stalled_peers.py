@@ -16,9 +16,9 @@ from pydanube.errors import DeadlineExceeded
 from pydanube.log.pressure import Pressure
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from tests.api.test_stream_door import MIB, SUBSCRIPTION, opened_door
+from tests.api.test_native_server import MIB, SUBSCRIPTION, opened_server
 from tests.harness.brokers import KIB, ORDERS, find_topic, settle, simulated
-from tests.harness.peers import Peer, batch_of, door_of
+from tests.harness.peers import Peer, batch_of, server_of
 from tests.log.test_pressure import held, host_with, sweep
 
 UNSENT = StreamLimits().unsent_bytes
@@ -30,15 +30,15 @@ UNSENT = StreamLimits().unsent_bytes
 )
 @simulated
 async def test_a_consumer_goes_on_behind_batches_larger_than_what_may_be_unsent(size: int, window: int) -> None:
-    door = await opened_door()
-    producer = await Peer.greeted(door)
+    server = await opened_server()
+    producer = await Peer.greeted(server)
     opened = await producer.open_producer()
     for number in range(3):
         producer.produce(opened, number * 4, *(bytes(size // 4) for _ in range(4)))
         await settle()
-    topic = await find_topic(door.broker)
+    topic = await find_topic(server.broker)
     assert topic.head == 12
-    peer = await Peer.greeted(door)
+    peer = await Peer.greeted(server)
     subscribed = await peer.subscribe(messages=1000, size_bytes=window)
     seen = 0
     for _ in range(20):
@@ -54,12 +54,12 @@ async def test_a_consumer_goes_on_behind_batches_larger_than_what_may_be_unsent(
 
 @simulated
 async def test_a_delivery_in_pieces_says_how_often_the_subscription_was_moved() -> None:
-    door = await opened_door()
-    producer = await Peer.greeted(door)
+    server = await opened_server()
+    producer = await Peer.greeted(server)
     opened = await producer.open_producer()
     producer.produce(opened, 0, *(bytes([number]) * 10 * KIB for number in range(30)))
     await settle()
-    peer = await Peer.greeted(door, frame_size_max=64 * KIB)
+    peer = await Peer.greeted(server, frame_size_max=64 * KIB)
     subscribed = await peer.subscribe()
     await settle()
     answer = await peer.ask(seek=pb.Seek(topic=ORDERS, subscription=SUBSCRIPTION, to=pb.Place(offset=0)))
@@ -75,8 +75,8 @@ async def test_a_delivery_in_pieces_says_how_often_the_subscription_was_moved() 
 @simulated
 async def test_a_peer_that_failed_and_takes_nothing_leaves_nothing_counted(busy: bool) -> None:
     host = await host_with(256 * KIB)
-    door = door_of(host)
-    peer, other = await Peer.greeted(door), await Peer.greeted(door)
+    server = server_of(host)
+    peer, other = await Peer.greeted(server), await Peer.greeted(server)
     opened, others = await peer.open_producer("p"), await other.open_producer("q")
     pressure = host.broker.wal.committer.pressure
     peer.takes_nothing = True
@@ -101,7 +101,7 @@ async def test_a_peer_that_failed_and_takes_nothing_leaves_nothing_counted(busy:
         await settle()
     await settle()
     for _ in range(5):
-        await sweep(door, 60)
+        await sweep(server, 60)
         if not other.is_closed:
             other.say(ping=pb.Ping())
     assert (pressure.queued_bytes, pressure.held) == (0, 0)

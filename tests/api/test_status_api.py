@@ -22,9 +22,9 @@ from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.work.memory_clock import LoopClock
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.pydanube import status_pb2 as pb
-from tests.harness.clustered import Town, clustered
-from tests.harness.doors import TOPIC, Calls, refused, served
-from tests.harness.nodes import simulate
+from tests.harness.member_cluster import simulate
+from tests.harness.server_cluster import ServerCluster, clustered
+from tests.harness.servers import TOPIC, Calls, refused, served
 
 
 async def status(calls: Calls) -> pb.ClusterStatusResponse:
@@ -68,7 +68,7 @@ async def test_who_is_connected_is_told_with_address_client_and_what_is_not_ackn
     await calls.send(producer)
     await stream.read()
     async with (
-        pydanube.connect(f"danube://{calls.doors.stream_addr}") as client,
+        pydanube.connect(f"danube://{calls.servers.stream_addr}") as client,
         client.producer(TOPIC, name="native") as native,
     ):
         await native.send(b"x")
@@ -91,7 +91,7 @@ async def test_subscriptions_are_listed_furthest_behind_first_with_their_age(cal
     producer = await calls.create_producer()
     await calls.send(producer)
     await calls.subscribe("new", "b")
-    await calls.doors._observer.look()
+    await calls.servers._observer.look()
     found = await calls.status.ListSubscriptions(pb.ListSubscriptionsRequest())
     assert [each.name for each in found.subscriptions] == ["old", "new"]
     old, new = found.subscriptions
@@ -110,10 +110,31 @@ async def test_subscriptions_are_listed_furthest_behind_first_with_their_age(cal
 
 
 @served()
+async def test_the_clusters_lag_is_that_of_each_topics_furthest_subscription_also_before_the_next_look(
+    calls: Calls,
+) -> None:
+    async def lag() -> int:
+        return int((await calls.status.ClusterStatus(pb.ClusterStatusRequest())).lag_messages.known)
+
+    await calls.create_topic()
+    await calls.subscribe("old", "a")
+    await calls.subscribe("new", "b")
+    producer = await calls.create_producer()
+    await calls.send(producer)
+    assert await lag() == 1, "nobody has looked at this topic yet: it is asked, and not taken for nothing"
+    await calls.servers._observer.look()
+    assert await lag() == 1, "as `danube top` and the page of the cluster have it"
+    await calls.send(producer)
+    assert await lag() == 1, "of the last look"
+    await calls.topics.DeleteTopic(admin_pb.TopicRequest(name=TOPIC))
+    assert await lag() == 0, "what has left is not counted"
+
+
+@served()
 async def test_names_that_do_not_exist_are_refused_and_a_partitioned_topic_is_all_its_partitions(calls: Calls) -> None:
     await calls.topics.CreatePartitionedTopic(admin_pb.PartitionedTopicRequest(base_name=TOPIC, partitions=2))
     async with (
-        pydanube.connect(f"danube://{calls.doors.stream_addr}") as client,
+        pydanube.connect(f"danube://{calls.servers.stream_addr}") as client,
         client.consumer(TOPIC, subscription="s"),
     ):
         connected = await calls.status.ListConnections(pb.ListConnectionsRequest(topic=TOPIC))
@@ -143,7 +164,7 @@ async def test_orders_are_remembered_with_who_gave_them_and_questions_are_not(ca
 
 @served()
 async def test_orders_of_the_native_protocol_are_remembered_and_what_workers_do_is_not(calls: Calls) -> None:
-    async with pydanube.connect(f"danube://{calls.doors.stream_addr}") as client:
+    async with pydanube.connect(f"danube://{calls.servers.stream_addr}") as client:
         await client.create_topic(TOPIC)
         async with client.producer(TOPIC) as producer, client.consumer(TOPIC, subscription="s") as consumer:
             await producer.send(b"x")
@@ -172,7 +193,7 @@ def test_the_log_of_what_happened_is_bounded_however_much_happens() -> None:
         events = Events(store, clock, BrokerId(1))
         writing = asyncio.create_task(events.run())
         for number in range(MINUTE_MAX * 3):
-            events.tell("order", f"number {number}")
+            events.record("order", f"number {number}")
         async with asyncio.timeout(10):
             while not any(each.kind == "more" for each in await events.newest(5)):  # noqa: ASYNC110
                 await asyncio.sleep(1.0)
@@ -193,7 +214,7 @@ async def test_what_was_done_through_another_port_is_an_order_when_it_is_noted(c
         pb.NoteOrderRequest(order="RedriveLetters", topic=TOPIC, to_topic="nothing"),
     ):
         assert (await refused(calls.status.NoteOrder(wrong))).code is StatusCode.INVALID_ARGUMENT
-    async with pydanube.connect(f"danube://{calls.doors.stream_addr}") as client:
+    async with pydanube.connect(f"danube://{calls.servers.stream_addr}") as client:
         assert await client.note_order("RedriveLetters", TOPIC, count=5)
         for order, topic in (("rm -rf", TOPIC), ("RedriveLetters", "nothing")):
             with pytest.raises(Refused):
@@ -210,15 +231,17 @@ async def test_what_was_done_through_another_port_is_an_order_when_it_is_noted(c
 
 
 @clustered(2)
-async def test_a_broker_that_does_not_answer_is_named_and_what_it_has_is_unknown(town: Town) -> None:
-    await town.create("/default/here", on=1)
-    await town.create("/default/there", on=2)
-    first, second = town.calls(1), town.node(2)
+async def test_a_broker_that_does_not_answer_is_named_and_what_it_has_is_unknown(cluster: ServerCluster) -> None:
+    await cluster.create("/default/here", on=1)
+    await cluster.create("/default/there", on=2)
+    first, second = cluster.calls(1), cluster.node(2)
     assert "DanubeBrokerDown" not in sentences(await status(first))
-    await second.doors._admin.stop(None)
+    await second.servers._admin.stop(None)
     found = await status(first)
     said = sentences(found)
-    assert "does not answer since" in said["DanubeBrokerDown"] and second.doors.client_addr in said["DanubeBrokerDown"]
+    assert (
+        "does not answer since" in said["DanubeBrokerDown"] and second.servers.client_addr in said["DanubeBrokerDown"]
+    )
     assert "1 topic has no server" in said["DanubeTopicsUnassigned"]
     assert {each.severity for each in found.conditions[:2]} == {"critical"}
     assert (found.brokers_alive, found.brokers_known, found.topics, found.topics_unserved) == (1, 2, 2, 1)
@@ -229,8 +252,8 @@ async def test_a_broker_that_does_not_answer_is_named_and_what_it_has_is_unknown
     assert [(each.broker_id, each.topics) for each in listed.unknown] == [(second.id, 1)]
     assert (list(listed.unanswered), listed.unserved) == (["/default/there"], 0)
     free = Marker(reason=BROKER_LOST, from_broker=BrokerId(99), wait=True)
-    await town.metadata.transact([], [Put(keys.unassigned(TopicName("/other/free")), free.to_bytes())])
-    await town.until(lambda: TopicName("/other/free") in town.node(1).cluster.view.markers)
+    await cluster.metadata.transact([], [Put(keys.unassigned(TopicName("/other/free")), free.to_bytes())])
+    await cluster.until(lambda: TopicName("/other/free") in cluster.node(1).cluster.view.markers)
     connected = await first.status.ListConnections(pb.ListConnectionsRequest())
     assert (list(connected.unanswered), connected.unserved) == (["/default/there", "/other/free"], 1)
     listed = await first.status.ListSubscriptions(pb.ListSubscriptionsRequest(namespace="default"))
@@ -238,30 +261,32 @@ async def test_a_broker_that_does_not_answer_is_named_and_what_it_has_is_unknown
 
 
 @clustered(2)
-async def test_a_silence_begins_with_the_first_question_in_vain_not_with_the_last_answer(town: Town) -> None:
-    first, second = town.calls(1), town.node(2)
+async def test_a_silence_begins_with_the_first_question_in_vain_not_with_the_last_answer(
+    cluster: ServerCluster,
+) -> None:
+    first, second = cluster.calls(1), cluster.node(2)
     await status(first)
     await asyncio.sleep(0.5)  # nobody looks
-    await second.doors._admin.stop(None)
-    asked_us = town.clock.time_us()
+    await second.servers._admin.stop(None)
+    asked_us = cluster.clock.time_us()
     since = [[each.since_us for each in (await status(first)).brokers if each.life == "silent"] for _ in range(2)]
     assert since[0] == since[1] and since[0][0] >= asked_us
 
 
 @clustered(2)
-async def test_a_broker_that_is_gone_stays_listed_until_it_is_forgotten(town: Town) -> None:
-    first = town.node(1)
-    await town.until(lambda: len(first.cluster.view.seen) == 2)
+async def test_a_broker_that_is_gone_stays_listed_until_it_is_forgotten(cluster: ServerCluster) -> None:
+    first = cluster.node(1)
+    await cluster.until(lambda: len(first.cluster.view.seen) == 2)
     gone = Presence(
-        address="10.0.0.9:6650", session=1, since_ms=1_000, gone_ms=int(town.clock.time_us() / 1000) - 5_000
+        address="10.0.0.9:6650", session=1, since_ms=1_000, gone_ms=int(cluster.clock.time_us() / 1000) - 5_000
     )
-    await town.metadata.transact([], [Put(keys.seen(BrokerId(99)), gone.to_bytes())])
-    await town.until(lambda: BrokerId(99) in first.cluster.view.seen)
-    found = await status(town.calls(2))
+    await cluster.metadata.transact([], [Put(keys.seen(BrokerId(99)), gone.to_bytes())])
+    await cluster.until(lambda: BrokerId(99) in first.cluster.view.seen)
+    found = await status(cluster.calls(2))
     left = BrokerState(mode=BrokerMode.ACTIVE, session=1, has_left=True)
     assert found.brokers_known == 3 and "10.0.0.9:6650 is gone since" in sentences(found)["DanubeBrokerDown"]
-    await town.metadata.transact([], [Put(keys.broker_state(BrokerId(99)), left.to_bytes())])
-    await town.until(lambda: BrokerId(99) in first.cluster.view.states)
+    await cluster.metadata.transact([], [Put(keys.broker_state(BrokerId(99)), left.to_bytes())])
+    await cluster.until(lambda: BrokerId(99) in first.cluster.view.states)
     assert "10.0.0.9:6650 is stopped since" in sentences(await status(first.calls))["DanubeBrokerDown"]
     alive = await refused(first.calls.status.ForgetBroker(pb.ForgetBrokerRequest(broker_id=first.id)))
     assert alive.code is StatusCode.FAILED_PRECONDITION

@@ -1,4 +1,4 @@
-"""The settings of the native port: from the configuration file to the door."""
+"""The settings of the native port: from the configuration file to the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydanube.api.native.server import NativeServer
 from pydanube.config import Config, Flags, load
 from pydanube.config.stream import StreamConfig, StreamLimits
 from pydanube.errors import ConfigError
-from tests.harness.brokers import Host, simulated
+from tests.harness.brokers import BrokerFixture, simulated
 from tests.harness.peers import Peer
 
 
@@ -65,8 +65,8 @@ def test_what_cannot_be_is_refused_with_its_key(tmp_path: Path, text: str, key: 
 
 
 @simulated
-async def test_the_door_has_the_limits_of_its_brokers_configuration() -> None:
-    host = Host()
+async def test_the_server_has_the_limits_of_its_brokers_configuration() -> None:
+    host = BrokerFixture()
     host.config = Config(stream=StreamConfig(limits=StreamLimits(keepalive_seconds=7, frame_bytes=70_000)))
     broker = await host.boot()
     peer = await Peer.greeted(NativeServer(broker))

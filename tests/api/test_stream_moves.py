@@ -22,8 +22,8 @@ from pydanube.formats.batch import Envelope, messages
 from pydanube.testing.brokers import TestBroker
 from pydanube.wire._pb.danube import DanubeApi_pb2
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from tests.harness.brokers import ORDERS, Host, find_topic, settle, simulated
-from tests.harness.peers import Peer, door_of
+from tests.harness.brokers import ORDERS, BrokerFixture, find_topic, settle, simulated
+from tests.harness.peers import Peer, server_of
 from tests.stubs.danube import DanubeApi_pb2_grpc
 from tests.support import run
 
@@ -36,10 +36,10 @@ REASON = "it moved to another broker"
 
 @simulated
 async def test_each_connection_is_told_once_where_the_topic_is_now() -> None:
-    host = Host()
+    host = BrokerFixture()
     await host.boot()
-    door = door_of(host)
-    both, only_producer, stranger = [await Peer.greeted(door) for _ in range(3)]
+    server = server_of(host)
+    both, only_producer, stranger = [await Peer.greeted(server) for _ in range(3)]
     opened = await both.open_producer("a")
     await both.open_producer("b")
     subscribed = await both.subscribe()
@@ -60,9 +60,9 @@ async def test_each_connection_is_told_once_where_the_topic_is_now() -> None:
 
 @simulated
 async def test_receipts_of_what_was_stored_come_before_the_news() -> None:
-    host = Host()
+    host = BrokerFixture()
     await host.boot()
-    peer = await Peer.greeted(door_of(host))
+    peer = await Peer.greeted(server_of(host))
     opened = await peer.open_producer()
     topic = await find_topic(host.broker)
     for sequence in range(3):
@@ -75,14 +75,14 @@ async def test_receipts_of_what_was_stored_come_before_the_news() -> None:
 
 @simulated
 async def test_a_peer_whose_handles_are_closed_is_not_told() -> None:
-    host = Host()
+    host = BrokerFixture()
     await host.boot()
-    peer = await Peer.greeted(door_of(host))
+    peer = await Peer.greeted(server_of(host))
     opened = await peer.open_producer()
     subscribed = await peer.subscribe()
     await peer.ask(close_producer=pb.CloseProducer(producer=opened.producer))
     await peer.ask(close_consumer=pb.CloseConsumer(consumer=subscribed.consumer))
-    gone = await Peer.greeted(door_of(host))
+    gone = await Peer.greeted(server_of(host))
     await gone.open_producer("gone")
     gone.transport.abort()
     await settle()
@@ -95,15 +95,15 @@ async def test_a_peer_whose_handles_are_closed_is_not_told() -> None:
 
 @simulated
 async def test_acks_of_a_topic_that_is_about_to_leave_are_refused_and_not_the_end_of_the_connection() -> None:
-    host = Host()
+    host = BrokerFixture()
     await host.boot()
-    peer = await Peer.greeted(door_of(host))
+    peer = await Peer.greeted(server_of(host))
     opened = await peer.open_producer()
     subscribed = await peer.subscribe()
     peer.produce(opened, 0, b"x")
     await settle()
     topic = await find_topic(host.broker)
-    topic.freeze("it is about to move")
+    topic.pause("it is about to move")
     ack = pb.Ack(consumer=subscribed.consumer, ranges=[0, 1])
     peer.say(ack=ack)
     answer = await peer.ask(ack=ack)
@@ -111,7 +111,7 @@ async def test_acks_of_a_topic_that_is_about_to_leave_are_refused_and_not_the_en
     peer.produce(opened, 1, b"y", request_id=9)
     await settle()
     assert peer.heard("error")[-1].error.code == pb.NOT_SERVED and not peer.is_closed
-    topic.thaw()
+    topic.resume()
     assert (await peer.ask(ack=ack)).kind == "done"
 
 
@@ -126,8 +126,8 @@ class Pair:
 
     async def move(self) -> None:
         old, new = topic_of(self.old), topic_of(self.new)
-        old.freeze(REASON, self.new.url)
-        await old.quiet()
+        old.pause(REASON, self.new.url)
+        await old.drain()
         new.log.sessions = old.log.sessions.copy()  # as a seal hands them over
         await old.close(REASON, moved_to=self.new.url, owned=False)
 
@@ -220,7 +220,7 @@ async def test_an_ack_that_the_old_broker_did_not_take_is_told_to_the_new_one(br
         await topic.publish(await topic.add_producer("p"), Envelope(b"0", producer_name="p"))
     async with brokers.client.consumer(TOPIC, subscription="s", start="earliest") as consumer:
         message = await consumer.receive()
-        topic_of(brokers.old).freeze("it is about to move")
+        topic_of(brokers.old).pause("it is about to move")
         await message.ack()
         await asyncio.sleep(0.05)
         await brokers.move()
@@ -250,7 +250,7 @@ async def test_brokers_that_name_each_other_are_not_asked_without_end(brokers: P
         old, new = topic_of(brokers.old), topic_of(brokers.new)
         asked: list[str] = []
         for topic, other in ((old, brokers.new), (new, brokers.old)):
-            topic.freeze("it is about to move", other.url)
+            topic.pause("it is about to move", other.url)
             add = topic.add_producer
 
             async def count(name: str, *, exclusive: bool = False, add: object = add) -> object:
@@ -262,7 +262,7 @@ async def test_brokers_that_name_each_other_are_not_asked_without_end(brokers: P
         await asyncio.sleep(1.0)
         assert 4 <= len(asked) <= 12, "four at once, then with growing pauses"
         new.log.sessions = old.log.sessions.copy()  # as a seal hands them over
-        new.thaw()
+        new.resume()
         await sending
 
 

@@ -69,7 +69,7 @@ Body = Callable[[TestBroker], Awaitable[None]]
 
 
 def served(config: StreamConfig, body: Body, *, loop: str = "asyncio") -> None:
-    """Runs `body` beside a broker with this door."""
+    """Runs `body` beside a broker with this server."""
 
     async def inside() -> None:
         async with TestBroker(memory=True, stream=config) as broker:
@@ -87,7 +87,7 @@ def test_a_client_that_trusts_the_authority_works_as_on_a_plain_port(authority: 
         assert broker.url.startswith("danube+tls://127.0.0.1:")
         async with pydanube.connect(broker.url, tls=authority.trusted()) as client:
             assert await sends_and_receives(client)
-            assert (await client.lookup(TOPIC)).stream_url == broker.url, "others are sent to the same door"
+            assert (await client.lookup(TOPIC)).stream_url == broker.url, "others are sent to the same server"
 
     served(config_of(authority), body, loop=loop)
 
@@ -170,7 +170,7 @@ def test_a_peer_that_never_finishes_the_tls_handshake_is_dropped(authority: Auth
 # --- files that cannot be used ------------------------------------------------------------------------
 
 
-def test_a_plain_door_has_no_context() -> None:
+def test_a_server_without_tls_has_no_context() -> None:
     assert server_context(StreamConfig()) is None
 
 

@@ -18,13 +18,23 @@ from pydanube.core.policies import SubscriptionKind
 from pydanube.formats.batch import Envelope
 from pydanube.telemetry import DispatchNow
 from pydanube.testing.loop import SimClock
-from tests.harness.brokers import KIB, Host, consume, make_topic, make_volatile, message, publish, settle, simulated
+from tests.harness.brokers import (
+    KIB,
+    BrokerFixture,
+    consume,
+    make_topic,
+    make_volatile,
+    message,
+    publish,
+    settle,
+    simulated,
+)
 
 BIG = 64 * KIB
 
 
 async def broker_with(**dispatch: int) -> Broker:
-    host = Host(unacked_max=1_000)
+    host = BrokerFixture(unacked_max=1_000)
     host.config = replace(host.config, dispatch=replace(host.config.dispatch, **dispatch))
     return await host.boot()
 
@@ -148,9 +158,9 @@ async def test_a_queue_of_a_non_reliable_topic_is_bounded_in_bytes_too(monkeypat
 async def test_one_message_larger_than_every_bound_is_delivered() -> None:
     budget = Budget(10)
     outbox = MessageOutbox(budget)
-    assert outbox.room_bytes > 0
+    assert outbox.free_bytes > 0
     outbox.put([DeliveredMessage(0, Envelope(bytes(1000)), 1)])
-    assert outbox.room_bytes == 0
+    assert outbox.free_bytes == 0
     assert len(await outbox.get()) == 1
     outbox.end()
     assert budget.size_bytes == 0

@@ -14,7 +14,7 @@ from pydanube.core.names import SubscriptionName
 from pydanube.core.policies import SubscriptionKind as Kind
 from tests.harness.brokers import (
     SUB,
-    Host,
+    BrokerFixture,
     Stream,
     consume,
     find_topic,
@@ -31,13 +31,13 @@ CURSOR = "/topics/default/orders/subscriptions/sub/cursor"
 HOLES = "/topics/default/orders/subscriptions/sub/ack_holes"
 
 
-async def stored(host: Host) -> int:
+async def stored(host: BrokerFixture) -> int:
     value = await host.metadata.value(CURSOR)
     assert value is not None
     return int(value)
 
 
-async def come_back(host: Host) -> tuple[Topic, Stream]:
+async def come_back(host: BrokerFixture) -> tuple[Topic, Stream]:
     """The broker is killed and started again; the same consumer opens its stream."""
     host.kill()
     topic = await find_topic(await host.boot())
@@ -51,7 +51,7 @@ async def come_back(host: Host) -> tuple[Topic, Stream]:
 
 @simulated
 async def test_the_place_of_a_new_subscription_is_written_before_subscribe_returns() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await publish_many(topic, 3)
     await consume(topic)
@@ -60,7 +60,7 @@ async def test_the_place_of_a_new_subscription_is_written_before_subscribe_retur
 
 @simulated
 async def test_a_cursor_is_written_when_its_oldest_ack_is_5_seconds_old() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     stream = await consume(topic, acks=True)
     await publish(topic, "a")
@@ -73,7 +73,7 @@ async def test_a_cursor_is_written_when_its_oldest_ack_is_5_seconds_old() -> Non
 
 @simulated
 async def test_a_cursor_is_written_after_a_thousand_acks_but_at_most_once_a_second() -> None:
-    host = Host(unacked_max=1000)
+    host = BrokerFixture(unacked_max=1000)
     _, topic = await one_topic(host)
     await consume(topic, acks=True)
     before = host.metadata.writes_of("/cursor")
@@ -88,7 +88,7 @@ async def test_a_cursor_is_written_after_a_thousand_acks_but_at_most_once_a_seco
 
 @simulated
 async def test_a_trickle_of_acks_is_written_every_few_seconds() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await consume(topic, acks=True)
     before = host.metadata.writes_of("/cursor")
@@ -101,7 +101,7 @@ async def test_a_trickle_of_acks_is_written_every_few_seconds() -> None:
 
 @simulated
 async def test_a_cursor_is_written_when_a_consumer_leaves() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     stream = await consume(topic, acks=True)
     await publish_many(topic, 7)
@@ -113,7 +113,7 @@ async def test_a_cursor_is_written_when_a_consumer_leaves() -> None:
 
 @simulated
 async def test_a_cursor_is_written_when_the_broker_stops() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     stream = await consume(topic)
     await publish_many(topic, 7)
@@ -126,7 +126,7 @@ async def test_a_cursor_is_written_when_the_broker_stops() -> None:
 
 @simulated
 async def test_many_subscriptions_share_one_transaction() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     streams = [await consume(topic, f"s{number}", acks=True) for number in range(120)]
     others = [await make_topic(broker, f"/default/t{number}") for number in range(60)]
@@ -142,7 +142,7 @@ async def test_many_subscriptions_share_one_transaction() -> None:
 
 @simulated
 async def test_an_idle_broker_writes_nothing() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await consume(topic, acks=True)
     await publish(topic, "a")
@@ -154,7 +154,7 @@ async def test_an_idle_broker_writes_nothing() -> None:
 
 @simulated
 async def test_a_store_that_is_away_for_a_while_costs_nothing_but_time() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     stream = await consume(topic, acks=True)
     await publish(topic, "a")
@@ -173,7 +173,7 @@ async def test_a_store_that_is_away_for_a_while_costs_nothing_but_time() -> None
 
 @simulated
 async def test_kill_9_after_999_acks_repeats_at_most_those_and_skips_nothing() -> None:
-    host = Host(unacked_max=1000)
+    host = BrokerFixture(unacked_max=1000)
     _, topic = await one_topic(host)
     stream = await consume(topic, acks=True)
     await publish_many(topic, 999, at_once=999)
@@ -190,7 +190,7 @@ async def test_kill_9_after_999_acks_repeats_at_most_those_and_skips_nothing() -
 
 @simulated
 async def test_kill_9_six_seconds_after_the_last_of_999_acks_repeats_nothing() -> None:
-    host = Host(unacked_max=1000)
+    host = BrokerFixture(unacked_max=1000)
     _, topic = await one_topic(host)
     await consume(topic, acks=True)
     await publish_many(topic, 999, at_once=999)
@@ -205,7 +205,7 @@ async def test_kill_9_six_seconds_after_the_last_of_999_acks_repeats_nothing() -
 @pytest.mark.parametrize("seconds", [0.0, 0.9, 2.2, 4.9])
 @simulated
 async def test_a_crash_repeats_at_most_what_was_acknowledged_since_the_last_write(seconds: float) -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await consume(topic, acks=True)
     for number in range(100):
@@ -224,7 +224,7 @@ async def test_a_crash_repeats_at_most_what_was_acknowledged_since_the_last_writ
 @simulated
 async def test_acks_out_of_order_survive_a_crash_six_seconds_later() -> None:
     """The cursor cannot move past 0, but what was acknowledged above it is known."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     stream = await consume(topic)
     await publish_many(topic, 10)
@@ -240,7 +240,7 @@ async def test_acks_out_of_order_survive_a_crash_six_seconds_later() -> None:
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_a_subscription_that_never_acknowledged_anything_survives_at_its_place(kind: Kind) -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await publish_many(topic, 5)
     stream = await consume(topic, kind=kind)
@@ -257,7 +257,7 @@ async def test_a_subscription_that_never_acknowledged_anything_survives_at_its_p
 
 @simulated
 async def test_a_subscription_made_before_anything_was_published_gets_the_first_message_after_a_crash() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await consume(topic)
     await publish(topic, "first")
@@ -267,7 +267,7 @@ async def test_a_subscription_made_before_anything_was_published_gets_the_first_
 
 @simulated
 async def test_what_a_policy_dropped_is_not_delivered_again_after_an_orderly_restart() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     stream = await consume(topic)
     await publish_many(topic, 3)
@@ -281,7 +281,7 @@ async def test_what_a_policy_dropped_is_not_delivered_again_after_an_orderly_res
 
 @simulated
 async def test_a_seek_is_stored_as_well() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     stream = await consume(topic, acks=True)
     await publish_many(topic, 5)
@@ -297,7 +297,7 @@ async def test_a_seek_is_stored_as_well() -> None:
 
 @simulated
 async def test_a_subscription_that_was_removed_writes_no_cursor_any_more() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     stream = await consume(topic, acks=True)
     await publish(topic, "a")
@@ -310,7 +310,7 @@ async def test_a_subscription_that_was_removed_writes_no_cursor_any_more() -> No
 
 @simulated
 async def test_a_removed_subscription_does_not_move_the_cursor_of_the_next_of_its_name() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     streams = [await consume(topic, f"s{number:03}", acks=True) for number in range(PER_TRANSACTION + 1)]
     await publish_many(topic, 3)

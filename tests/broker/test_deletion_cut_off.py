@@ -10,7 +10,7 @@ from pydanube.broker import registrations
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.errors import TopicUnknown, Unreachable
-from tests.harness.brokers import ORDERS, Host, consume, make_topic, one_topic, publish_many, settle, simulated
+from tests.harness.brokers import ORDERS, BrokerFixture, consume, make_topic, one_topic, publish_many, settle, simulated
 
 NAME = TopicName(ORDERS)
 
@@ -20,7 +20,7 @@ NAME = TopicName(ORDERS)
 async def test_a_topic_whose_deletion_was_cut_off_is_gone_and_its_name_can_be_used(answered: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registrations, "OPERATIONS_PER_WRITE", 2)
-        host = Host()
+        host = BrokerFixture()
         broker, topic = await one_topic(host)
         await publish_many(topic, 5)
         for number in range(3):

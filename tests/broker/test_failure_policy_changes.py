@@ -8,7 +8,7 @@ from grpc import StatusCode
 
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
-from tests.harness.doors import TOPIC, Calls, refused, served
+from tests.harness.servers import TOPIC, Calls, refused, served
 
 BOTH = {"topic": TOPIC, "subscription": "s"}
 

@@ -10,7 +10,7 @@ from pydanube.broker.gather import ROWS_MAX
 from pydanube.broker.topic import Topic
 from pydanube.errors import DanubeError, InvalidBatch, LogClosed, NotServed
 from pydanube.formats.batch import Envelope
-from tests.harness.brokers import Host, message, one_topic, publish, publish_many, settle, simulated
+from tests.harness.brokers import BrokerFixture, message, one_topic, publish, publish_many, settle, simulated
 
 
 async def batch_sizes(topic: Topic) -> list[int]:
@@ -24,7 +24,7 @@ async def batch_sizes(topic: Topic) -> list[int]:
 
 @simulated
 async def test_concurrent_sends_share_one_batch_and_keep_their_order() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     offsets = await publish(topic, *map(str, range(100)))
     assert offsets == list(range(100))
     assert await batch_sizes(topic) == [100]
@@ -33,7 +33,7 @@ async def test_concurrent_sends_share_one_batch_and_keep_their_order() -> None:
 
 @simulated
 async def test_a_send_alone_does_not_wait_for_company() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     for text in "abc":
         await publish(topic, text)
     assert await batch_sizes(topic) == [1, 1, 1]
@@ -41,7 +41,7 @@ async def test_a_send_alone_does_not_wait_for_company() -> None:
 
 @simulated
 async def test_what_comes_while_a_commit_is_under_way_travels_together_in_the_next() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await publish(topic, "first")
     host.metadata.away = True
@@ -60,7 +60,7 @@ async def test_what_comes_while_a_commit_is_under_way_travels_together_in_the_ne
 
 @simulated
 async def test_a_batch_has_a_bounded_number_of_rows() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     await publish_many(topic, ROWS_MAX * 2 + 10, at_once=ROWS_MAX * 2 + 10)
     assert await batch_sizes(topic) == [ROWS_MAX, ROWS_MAX, 10]
 
@@ -77,7 +77,7 @@ def broken_messages() -> list[Envelope]:
 @pytest.mark.parametrize("which", range(len(broken_messages())))
 @simulated
 async def test_one_bad_message_is_refused_alone(which: int) -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     producer = await topic.add_producer("producer")
     bad = broken_messages()[which]
     sends = [message("a"), bad, message("b"), bad, message("c")]
@@ -90,7 +90,7 @@ async def test_one_bad_message_is_refused_alone(which: int) -> None:
 @simulated
 async def test_messages_that_fit_one_by_one_but_not_together_all_get_through() -> None:
     """Large attributes are not counted when messages are gathered; the batch is over its limit all the same."""
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     producer = await topic.add_producer("producer")
     large = {"k": "x" * (24 * 1024 * 1024)}
     sends = [topic.publish(producer, message(text, attributes=large)) for text in "abc"]
@@ -100,7 +100,7 @@ async def test_messages_that_fit_one_by_one_but_not_together_all_get_through() -
 
 @simulated
 async def test_a_sender_that_gives_up_does_not_disturb_the_others() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     producer = await topic.add_producer("producer")
     sends = [asyncio.create_task(topic.publish(producer, message(text))) for text in "abc"]
     await asyncio.sleep(0)
@@ -113,7 +113,7 @@ async def test_a_sender_that_gives_up_does_not_disturb_the_others() -> None:
 
 @simulated
 async def test_every_send_is_answered_when_the_topic_closes() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     producer = await topic.add_producer("producer")
     sends: list[asyncio.Task[int]] = []
 

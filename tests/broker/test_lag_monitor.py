@@ -30,7 +30,7 @@ from tests.harness.brokers import (
     OFF,
     ORDERS,
     SUB,
-    Host,
+    BrokerFixture,
     Stream,
     consume,
     find_topic,
@@ -65,7 +65,7 @@ class Polls:
 
 @simulated
 async def test_the_head_is_the_next_offset_0_1_2() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     assert topic.log.current_offset() == 0
     assert await publish(topic, "a") == [0]
     assert topic.log.current_offset() == 1
@@ -75,7 +75,7 @@ async def test_the_head_is_the_next_offset_0_1_2() -> None:
 
 @simulated
 async def test_lag_is_3_then_1_then_0() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic)
     subscription = stream.subscription
     assert not subscription.has_lag()
@@ -103,7 +103,7 @@ async def test_lag_is_3_then_1_then_0() -> None:
 @simulated
 async def test_what_is_published_while_a_subscription_is_made_arrives(turns: int, heartbeat: Heartbeat) -> None:
     """The publishes are acknowledged at every possible moment of Subscribe; from its start on nothing is missed."""
-    _, topic = await one_topic(Host(heartbeat=heartbeat))
+    _, topic = await one_topic(BrokerFixture(heartbeat=heartbeat))
     await publish(topic, "before")
     producer = await topic.add_producer("producer")
     sends: list[asyncio.Task[int]] = []
@@ -128,7 +128,7 @@ async def test_what_is_published_while_a_subscription_is_made_arrives(turns: int
 
 @simulated
 async def test_what_is_published_between_subscribing_and_opening_the_stream_arrives() -> None:
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     identity = await topic.subscribe(SUB, Kind.EXCLUSIVE, "consumer")
     await publish(topic, "a", "b")
     await asyncio.sleep(2)
@@ -139,7 +139,7 @@ async def test_what_is_published_between_subscribing_and_opening_the_stream_arri
 
 @simulated
 async def test_a_thousand_rapid_publishes_all_arrive_though_their_notifications_coalesce() -> None:
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     stream = await consume(topic, acks=True)
     await publish_many(topic, 1000, at_once=1000)
     await settle()
@@ -151,7 +151,7 @@ async def test_a_thousand_rapid_publishes_all_arrive_though_their_notifications_
 @simulated
 async def test_notifications_while_the_consumer_is_busy_are_not_forgotten() -> None:
     """The seed's example: A is being worked on while B and C are published; nobody publishes D."""
-    _, topic = await one_topic(Host(heartbeat=OFF, unacked_max=1))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF, unacked_max=1))
     stream = await consume(topic)
     await publish(topic, "A")
     await settle()
@@ -168,7 +168,7 @@ async def test_notifications_while_the_consumer_is_busy_are_not_forgotten() -> N
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_a_reader_that_returns_nothing_for_a_moment_is_asked_again_within_the_interval(kind: Kind) -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic, kind=kind, acks=True)
     await settle()
     read, read_keys = topic.rows, topic.row_keys
@@ -191,7 +191,7 @@ async def nothing(first: int, end: int, bytes_max: int | None = None) -> list[An
 
 @simulated
 async def test_a_reader_that_returns_half_is_asked_for_the_rest() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic, acks=True)
     read = topic.rows
 
@@ -211,7 +211,7 @@ async def test_a_reader_that_returns_half_is_asked_for_the_rest() -> None:
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_delivery_goes_on_by_heartbeat_alone_when_the_notifier_task_is_killed(kind: Kind) -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic, kind=kind, acks=True)
     await publish(topic, "a")
     await settle()
@@ -230,7 +230,7 @@ async def test_delivery_goes_on_by_heartbeat_alone_when_the_notifier_task_is_kil
 
 @simulated
 async def test_a_consumer_that_disconnects_in_mid_dispatch_gets_its_messages_again() -> None:
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     stream = await consume(topic)
     await publish_many(topic, 30)
     await settle()
@@ -249,7 +249,7 @@ async def test_a_consumer_that_disconnects_in_mid_dispatch_gets_its_messages_aga
 
 @simulated
 async def test_a_consumer_that_disconnects_while_its_messages_are_read_gets_them_on_its_new_stream() -> None:
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     stream = await consume(topic)
     read, gate = topic.rows, asyncio.Event()
 
@@ -272,7 +272,7 @@ async def test_a_consumer_that_disconnects_while_its_messages_are_read_gets_them
 @simulated
 async def test_ten_thousand_messages_a_second_all_arrive_in_order() -> None:
     """The deterministic version: two virtual seconds, a hundred messages every 10 ms."""
-    _, topic = await one_topic(Host(unacked_max=1000))
+    _, topic = await one_topic(BrokerFixture(unacked_max=1000))
     stream = await consume(topic, acks=True)
     for start in range(0, 20_000, 100):
         producer = await topic.add_producer("producer")
@@ -325,7 +325,7 @@ async def soak(directory: Path, *, seconds: int, per_second: int) -> None:
 
 @simulated
 async def test_with_the_heartbeat_off_a_thousand_messages_arrive_by_notification_alone() -> None:
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     stream = await consume(topic, acks=True)
     for number in range(1000):
         await publish(topic, str(number))
@@ -338,7 +338,7 @@ async def test_with_the_heartbeat_off_a_thousand_messages_arrive_by_notification
 
 @simulated
 async def test_with_the_notifier_stopped_a_thousand_messages_arrive_by_heartbeat_alone() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic, acks=True)
     await settle()
     stop_notifier(stream.subscription)
@@ -355,7 +355,7 @@ async def test_with_the_notifier_stopped_a_thousand_messages_arrive_by_heartbeat
 
 @simulated
 async def test_when_all_is_well_the_heartbeat_finds_nothing_to_do() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic, acks=True)
     for number in range(100):
         await publish(topic, str(number))
@@ -366,7 +366,7 @@ async def test_when_all_is_well_the_heartbeat_finds_nothing_to_do() -> None:
 
 @simulated
 async def test_a_slow_consumer_is_lag_but_never_a_poll() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic)
     await publish_many(topic, 50)
     await asyncio.sleep(10)
@@ -377,7 +377,7 @@ async def test_a_slow_consumer_is_lag_but_never_a_poll() -> None:
 
 @simulated
 async def test_observe_counts_and_polls_nothing() -> None:
-    _, topic = await one_topic(Host(heartbeat=OBSERVE))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OBSERVE))
     stream = await consume(topic, acks=True)
     await settle()
     stop_notifier(stream.subscription)
@@ -393,7 +393,7 @@ async def test_observe_counts_and_polls_nothing() -> None:
 
 @simulated
 async def test_the_heartbeat_of_one_subscription_is_changed_while_it_runs() -> None:
-    broker, topic = await one_topic(Host(heartbeat=OFF))
+    broker, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     stream = await consume(topic, acks=True)
     await settle()
     stop_notifier(stream.subscription)
@@ -417,7 +417,7 @@ async def test_the_heartbeat_of_one_subscription_is_changed_while_it_runs() -> N
 
 @simulated
 async def test_changing_the_heartbeat_often_leaves_one_beat_per_interval() -> None:
-    broker, topic = await one_topic(Host(heartbeat=OBSERVE))
+    broker, topic = await one_topic(BrokerFixture(heartbeat=OBSERVE))
     stream = await consume(topic)
     await settle()
     stop_notifier(stream.subscription)
@@ -430,7 +430,7 @@ async def test_changing_the_heartbeat_often_leaves_one_beat_per_interval() -> No
 
 @simulated
 async def test_a_heartbeat_that_was_set_survives_a_restart() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await consume(topic)
     await broker.topics.set_dispatch_config(ORDERS, SUB, heartbeat=Heartbeat(70))
@@ -441,7 +441,7 @@ async def test_a_heartbeat_that_was_set_survives_a_restart() -> None:
 
 @simulated
 async def test_the_heartbeat_of_a_topic_is_that_of_its_subscriptions_that_have_none_of_their_own() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await consume(topic, "before")
     await consume(topic, "own")
@@ -469,7 +469,7 @@ async def test_the_heartbeat_of_a_topic_is_that_of_its_subscriptions_that_have_n
 
 @simulated
 async def test_a_shorter_heartbeat_of_a_topic_is_in_force_at_once() -> None:
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     stream = await consume(topic, acks=True)
     await settle()
     stop_notifier(stream.subscription)
@@ -493,7 +493,7 @@ def test_a_missed_notification_is_a_warning_with_lag_cursor_and_head_and_does_no
 ) -> None:
     @simulated
     async def story() -> None:
-        _, topic = await one_topic(Host())
+        _, topic = await one_topic(BrokerFixture())
         stream = await consume(topic, acks=True)
         await publish(topic, "a", "b", "c")
         await asyncio.sleep(2)
@@ -518,7 +518,7 @@ def test_a_missed_notification_is_a_warning_with_lag_cursor_and_head_and_does_no
 def test_which_consumer_gets_what_is_in_the_log_when_somebody_debugs(caplog: pytest.LogCaptureFixture) -> None:
     @simulated
     async def story() -> None:
-        _, topic = await one_topic(Host())
+        _, topic = await one_topic(BrokerFixture())
         streams = [await consume(topic, kind=Kind.SHARED, consumer=name, acks=True) for name in ("a", "b")]
         await publish(topic, "1")
         await settle()
@@ -550,7 +550,7 @@ async def test_without_notifications_no_message_waits_longer_than_one_interval(p
     heartbeat = Heartbeat.parse(profile)
     assert heartbeat.interval_ms is not None
     interval = heartbeat.interval_ms / 1000
-    _, topic = await one_topic(Host(heartbeat=heartbeat))
+    _, topic = await one_topic(BrokerFixture(heartbeat=heartbeat))
     stream = await consume(topic, acks=True)
     await settle()
     stop_notifier(stream.subscription)
@@ -570,7 +570,7 @@ async def test_without_notifications_no_message_waits_longer_than_one_interval(p
 @simulated
 async def test_a_heartbeat_goes_on_for_a_day(interval_ms: int) -> None:
     """A beat is a multiple of its interval, and some multiples, divided by it again, come out one too low."""
-    timer = Timer(Host().clock)
+    timer = Timer(BrokerFixture().clock)
     interval = interval_ms / 1000
     for number in range(0, int(86_400 / interval), 7):
         at = number * interval
@@ -605,7 +605,7 @@ def scraped(broker: Broker, metric: str) -> float | None:
 
 @simulated
 async def test_all_four_metrics_are_0_from_the_creation_of_a_subscription_and_go_with_it() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     assert [scraped(broker, metric) for metric in FOUR] == [None] * 4
     stream = await consume(topic)
     assert [scraped(broker, metric) for metric in FOUR] == [0, 0, 0, 0]
@@ -616,7 +616,7 @@ async def test_all_four_metrics_are_0_from_the_creation_of_a_subscription_and_go
 
 @simulated
 async def test_the_lag_gauge_is_right_with_no_consumer_and_while_acks_are_pending_and_after_a_restart() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     stream = await consume(topic)
     await publish_many(topic, 7)
@@ -634,7 +634,7 @@ async def test_the_lag_gauge_is_right_with_no_consumer_and_while_acks_are_pendin
 
 @simulated
 async def test_the_counters_of_a_scrape_tell_notifications_from_heartbeats() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     stream = await consume(topic, acks=True)
     await publish(topic, "a")
     await settle()
@@ -650,7 +650,7 @@ async def test_the_counters_of_a_scrape_tell_notifications_from_heartbeats() -> 
 @simulated
 async def test_one_timer_serves_a_thousand_idle_subscriptions() -> None:
     """Twenty wake-ups in ten seconds, not twenty thousand."""
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     for number in range(1000):
         await topic.subscribe(SubscriptionName(f"s{number}"), Kind.EXCLUSIVE, "consumer")
     await asyncio.sleep(30)  # consumers that never opened a stream are given up after 10 s
@@ -663,7 +663,7 @@ async def test_one_timer_serves_a_thousand_idle_subscriptions() -> None:
 
 @simulated
 async def test_subscriptions_of_different_intervals_share_the_beats_that_fall_together() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     for number, profile in enumerate(INTERVALS):
         name = SubscriptionName(f"s{number}")
         await topic.subscribe(name, Kind.EXCLUSIVE, "consumer")
@@ -675,7 +675,7 @@ async def test_subscriptions_of_different_intervals_share_the_beats_that_fall_to
 
 
 def count_naps(broker: Broker) -> list[float]:
-    timer = broker.topics.rooms.services.timer
+    timer = broker.topics.context.services.timer
     naps: list[float] = []
     sleep: Callable[[float], Coroutine[Any, Any, None]] = timer._sleep
 
@@ -693,7 +693,7 @@ def count_naps(broker: Broker) -> list[float]:
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_has_lag_agrees_with_lag_messages_at_every_moment(kind: Kind) -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic, kind=kind)
 
     def check() -> None:

@@ -10,16 +10,26 @@ from pydanube.core.policies import TopicPolicy
 from pydanube.errors import LimitReached, MessageTooLarge, RateLimited
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as pb
-from tests.harness.brokers import Host, consume, make_volatile, message, numbers, one_topic, publish, settle, simulated
-from tests.harness.clustered import Town, clustered
-from tests.harness.doors import TOPIC, Calls, refused, served
+from tests.harness.brokers import (
+    BrokerFixture,
+    consume,
+    make_volatile,
+    message,
+    numbers,
+    one_topic,
+    publish,
+    settle,
+    simulated,
+)
+from tests.harness.server_cluster import ServerCluster, clustered
+from tests.harness.servers import TOPIC, Calls, refused, served
 
 DEFAULT = NamespaceName("default")
 
 
 @simulated
 async def test_a_topic_that_is_open_has_its_new_limits_at_once() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     fanout = await make_volatile(broker, "/default/news")
     producer = await topic.add_producer("producer")
     done = await broker.namespace_limits.set(
@@ -44,7 +54,7 @@ async def test_a_topic_that_is_open_has_its_new_limits_at_once() -> None:
 
 @simulated
 async def test_a_dispatch_rate_slows_a_subscription_that_is_there_and_lets_it_go_again() -> None:
-    broker, topic = await one_topic(Host(unacked_max=1000))
+    broker, topic = await one_topic(BrokerFixture(unacked_max=1000))
     stream = await consume(topic, acks=True)
     await broker.namespace_limits.set(DEFAULT, {"max_subscription_dispatch_rate": 10})
     await publish(topic, *numbers(100))
@@ -57,7 +67,7 @@ async def test_a_dispatch_rate_slows_a_subscription_that_is_there_and_lets_it_go
 
 @simulated
 async def test_limits_that_were_set_are_kept_over_a_restart_and_beside_the_configuration() -> None:
-    host = Host(policies=TopicPolicy(max_producers_per_topic=5))
+    host = BrokerFixture(policies=TopicPolicy(max_producers_per_topic=5))
     broker, topic = await one_topic(host)
     await broker.namespace_limits.set(DEFAULT, {"max_publish_rate": 2})
     host.kill()
@@ -68,7 +78,7 @@ async def test_limits_that_were_set_are_kept_over_a_restart_and_beside_the_confi
 
 @simulated
 async def test_a_topics_own_limits_win_over_those_of_its_namespace() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     topic.own_policy = {"max_producers_per_topic": 3}
     await broker.namespace_limits.set(DEFAULT, {"max_producers_per_topic": 1, "max_publish_rate": 7})
     assert (topic.policy.max_producers_per_topic, topic.policy.max_publish_rate) == (3, 7)
@@ -97,13 +107,13 @@ async def test_limits_without_a_limit_or_a_namespace_are_refused(calls: Calls) -
 
 
 @clustered(2)
-async def test_limits_that_one_broker_takes_hold_on_the_topics_of_another(town: Town) -> None:
-    await town.create(TOPIC, on=1)
+async def test_limits_that_one_broker_takes_hold_on_the_topics_of_another(cluster: ServerCluster) -> None:
+    await cluster.create(TOPIC, on=1)
     limits = pb.NamespaceLimits(max_publish_rate=3)
-    answer = await town.calls(2).ours.SetNamespaceLimits(
+    answer = await cluster.calls(2).ours.SetNamespaceLimits(
         pb.SetNamespaceLimitsRequest(namespace="default", limits=limits)
     )
     assert answer.topics == 0
-    topic = town.node(1).broker.topics.get(TopicName(TOPIC))
+    topic = cluster.node(1).broker.topics.get(TopicName(TOPIC))
     assert topic is not None
-    await town.until(lambda: topic.policy.max_publish_rate == 3)
+    await cluster.until(lambda: topic.policy.max_publish_rate == 3)

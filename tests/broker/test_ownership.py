@@ -19,7 +19,7 @@ from pydanube.ports import Put
 from tests.harness.brokers import (
     ORDERS,
     SUB,
-    Host,
+    BrokerFixture,
     consume,
     find_topic,
     make_topic,
@@ -35,18 +35,18 @@ from tests.harness.brokers import (
 WAL = "wal/default/orders"
 
 
-async def owner(host: Host) -> Owner:
+async def owner(host: BrokerFixture) -> Owner:
     value = await host.metadata.value(keys.owner(ORDERS))
     assert value is not None
     return Owner.from_bytes(value)
 
 
-async def reserved(host: Host) -> int | None:
+async def reserved(host: BrokerFixture) -> int | None:
     value = await host.metadata.value(keys.reserve(ORDERS))
     return None if value is None else int(json.loads(value)["end"])
 
 
-async def steal(host: Host) -> None:
+async def steal(host: BrokerFixture) -> None:
     """Another broker takes the topic, as far as the store is concerned."""
     taken = Owner(epoch=(await owner(host)).epoch + 1, session=9, broker_id=9, start_offset=0)
     await host.metadata.transact([], [Put(keys.owner(ORDERS), taken.to_bytes())])
@@ -58,7 +58,7 @@ async def steal(host: Host) -> None:
 @pytest.mark.parametrize("make", [make_topic, make_volatile])
 @simulated
 async def test_every_open_is_a_claim_with_a_new_epoch(make: object) -> None:
-    host = Host()
+    host = BrokerFixture()
     await make(await host.boot())  # type: ignore[operator]
     for epoch in range(1, 5):
         assert (await owner(host)).epoch == epoch
@@ -76,7 +76,7 @@ async def test_every_open_is_a_claim_with_a_new_epoch(make: object) -> None:
 @simulated
 async def test_offsets_go_on_after_a_restart_and_after_a_crash() -> None:
     """Defect A7."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     assert await publish(topic, "a", "b") == [0, 1]
     topic = await find_topic(await host.restart())
@@ -89,7 +89,7 @@ async def test_offsets_go_on_after_a_restart_and_after_a_crash() -> None:
 
 @simulated
 async def test_a_claim_fails_if_somebody_else_was_faster() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, _ = await one_topic(host)
     seen = await look(host.metadata, ORDERS, broker.broker_id)
     await steal(host)
@@ -100,7 +100,7 @@ async def test_a_claim_fails_if_somebody_else_was_faster() -> None:
 @simulated
 async def test_a_claim_fails_if_the_owner_reserved_or_described_more_after_the_look() -> None:
     """It believes that it is one; where we would begin, and what we would leave to it, is not what we saw."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     for key, value in (
         (keys.reserve(ORDERS), reserve_to_bytes(40_000)),
@@ -120,7 +120,7 @@ async def test_a_claim_fails_if_the_owner_reserved_or_described_more_after_the_l
 
 @simulated
 async def test_whoever_lost_the_topic_writes_nothing_about_it() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     stream = await consume(topic, acks=True)
     await publish(topic, "a")
@@ -141,7 +141,7 @@ async def test_whoever_lost_the_topic_writes_nothing_about_it() -> None:
 
 @simulated
 async def test_one_lost_topic_does_not_keep_the_cursors_of_others_from_being_saved() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, orders = await one_topic(host)
     payments = await make_topic(broker, "/default/payments")
     for topic in (orders, payments):
@@ -156,7 +156,7 @@ async def test_one_lost_topic_does_not_keep_the_cursors_of_others_from_being_sav
 
 @simulated
 async def test_a_lost_topic_acknowledges_nothing_beyond_its_reservation() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await publish(topic, "a")
     topic.log.reserve(topic.head)
@@ -172,7 +172,7 @@ async def test_a_lost_topic_acknowledges_nothing_beyond_its_reservation() -> Non
 
 @simulated
 async def test_a_reservation_is_written_before_the_first_append_is_acknowledged() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     assert await reserved(host) is None
     await publish(topic, "a")
@@ -181,7 +181,7 @@ async def test_a_reservation_is_written_before_the_first_append_is_acknowledged(
 
 @simulated
 async def test_an_append_waits_for_its_reservation_and_goes_on_when_the_store_is_back() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     host.metadata.away = True
     producer = await topic.add_producer("producer")
@@ -196,7 +196,7 @@ async def test_an_append_waits_for_its_reservation_and_goes_on_when_the_store_is
 @simulated
 async def test_a_reservation_is_extended_ahead_so_that_a_steady_stream_never_waits_for_it() -> None:
     """500 at once, ten times a second: it has grown with the traffic after a moment, and is then extended seldom."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     ends = []
     for number in range(100):
@@ -213,7 +213,7 @@ async def test_a_reservation_is_extended_ahead_so_that_a_steady_stream_never_wai
 @simulated
 async def test_a_slow_topic_reserves_little_and_asks_the_store_seldom() -> None:
     """One message every five seconds: what a crash would skip is what comes in a few minutes."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     producer = await topic.add_producer("producer")
     for number in range(200):
@@ -225,7 +225,7 @@ async def test_a_slow_topic_reserves_little_and_asks_the_store_seldom() -> None:
 
 @simulated
 async def test_an_orderly_close_leaves_no_offset_in_doubt() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await publish_many(topic, 10)
     await broker.stop()
@@ -235,7 +235,7 @@ async def test_an_orderly_close_leaves_no_offset_in_doubt() -> None:
 @simulated
 async def test_a_log_that_lost_its_end_continues_behind_the_reservation() -> None:
     """A gap, but no offset twice."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await publish_many(topic, 10)
     topic = await find_topic(await host.restart())
@@ -253,7 +253,7 @@ async def test_a_log_that_lost_its_end_continues_behind_the_reservation() -> Non
 
 @simulated
 async def test_a_look_at_messages_steps_over_offsets_that_nobody_used() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     for number in range(30):
         await publish(topic, str(number))
@@ -283,7 +283,7 @@ async def test_a_look_at_messages_steps_over_offsets_that_nobody_used() -> None:
 @simulated
 async def test_a_subscription_crosses_a_gap_and_loses_nothing_that_is_in_flight_before_it(kind: Kind) -> None:
     """Between two of our epochs there was one that used none of the offsets it had reserved."""
-    host = Host(unacked_max=5)
+    host = BrokerFixture(unacked_max=5)
     _, topic = await one_topic(host)
     await consume(topic, kind=kind)
     for number in range(3):
@@ -311,7 +311,7 @@ async def test_a_subscription_crosses_a_gap_and_loses_nothing_that_is_in_flight_
 
 @simulated
 async def test_a_topic_made_again_goes_on_with_its_epochs_and_shows_nothing_of_the_old_one() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await consume(topic)
     await publish_many(topic, 5)
@@ -334,7 +334,7 @@ async def test_a_topic_made_again_goes_on_with_its_epochs_and_shows_nothing_of_t
 @simulated
 async def test_a_crash_in_the_middle_of_a_deletion_leaves_nothing_of_the_old_topic_for_the_new_one() -> None:
     """The tombstone is written, the files are still there."""
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await publish_many(topic, 5)
     remove = host._access.remove

@@ -10,12 +10,12 @@ from pydanube.core import keys
 from pydanube.core.history.ownership import Owner
 from pydanube.errors import LogClosed
 from pydanube.ports import Put
-from tests.harness.brokers import Host, make_topic, one_topic, publish, settle, simulated
+from tests.harness.brokers import BrokerFixture, make_topic, one_topic, publish, settle, simulated
 
 
 @simulated
 async def test_files_of_a_lost_topic_stay_until_its_log_is_closed() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     other = await make_topic(broker, "/default/other")
     await publish(topic, "a")

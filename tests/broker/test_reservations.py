@@ -20,14 +20,14 @@ from pydanube.core.history.ownership import RESERVE_OFFSETS_MIN
 from pydanube.core.names import BrokerId
 from pydanube.errors import DanubeError, Unreachable
 from pydanube.ports import Compare, Delete, Put, Revision
-from tests.harness.brokers import ORDERS, Host, find_topic, one_topic, publish, settle, simulated
+from tests.harness.brokers import ORDERS, BrokerFixture, find_topic, one_topic, publish, settle, simulated
 
 KEY = keys.reserve(ORDERS)
 Compares = Sequence[Compare]
 Operations = Sequence[Put | Delete]
 
 
-async def reserved(host: Host) -> int:
+async def reserved(host: BrokerFixture) -> int:
     value = await host.metadata.value(KEY)
     return 0 if value is None else int(json.loads(value)["end"])
 
@@ -41,7 +41,9 @@ def written_end(operations: Operations) -> int | None:
 class Gate:
     """Holds back transactions that write a reservation, before or behind the store, until it is opened."""
 
-    def __init__(self, host: Host, holds: Callable[[int], bool], *, behind: bool = False, lost: bool = False) -> None:
+    def __init__(
+        self, host: BrokerFixture, holds: Callable[[int], bool], *, behind: bool = False, lost: bool = False
+    ) -> None:
         self.open = asyncio.Event()
         self.met = 0
         transact = host.metadata.transact
@@ -77,7 +79,7 @@ def is_rest(end: int) -> bool:
     return end <= RESERVE_OFFSETS_MIN
 
 
-async def check(host: Host, topic: Topic) -> None:
+async def check(host: BrokerFixture, topic: Topic) -> None:
     """What an owner that takes over now would do collides with nothing that was acknowledged, or will be."""
     end = await reserved(host)
     assert end >= topic.log.head
@@ -95,7 +97,7 @@ async def ended(*tasks: asyncio.Task[object]) -> None:
 
 @simulated
 async def test_a_publish_beside_a_rest_that_waits_for_another_topics_commit_is_below_the_stored_end() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     assert await publish(topic, "a", "b") == [0, 1]
     lock = topic.log.between_groups()
@@ -129,7 +131,7 @@ async def test_whatever_is_slow_lost_or_cancelled_nothing_is_given_out_beyond_th
     slow: str, behind: bool, lost: bool, cancelled: str
 ) -> None:
     """A rest and an extension, each held before or behind the store, with an answer or without, cancelled or not."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await publish(topic, "a", "b")
     lock = topic.log.between_groups()
@@ -161,7 +163,7 @@ async def test_whatever_is_slow_lost_or_cancelled_nothing_is_given_out_beyond_th
 @simulated
 async def test_a_rest_whose_write_comes_late_does_not_take_back_what_was_reserved_since() -> None:
     """Its answer was lost, and so was the request, for a while: the network delivers it behind the next extension."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await publish(topic, "a", "b")
     transact = host.metadata.transact
@@ -185,7 +187,7 @@ async def test_a_rest_whose_write_comes_late_does_not_take_back_what_was_reserve
 
 @simulated
 async def test_a_rest_that_fails_leaves_a_topic_that_can_be_published_to() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await publish(topic, "a")
     host.metadata.away = True
@@ -202,7 +204,7 @@ async def test_a_rest_that_fails_leaves_a_topic_that_can_be_published_to() -> No
 
 @simulated
 async def test_an_idle_topic_rests_and_an_awaited_one_does_not() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await publish(topic, "a")
     await topic.release_reservation()
@@ -219,7 +221,7 @@ async def test_an_idle_topic_rests_and_an_awaited_one_does_not() -> None:
 
 @simulated
 async def test_a_close_beside_a_rest_leaves_the_head_in_the_store() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await publish(topic, "a", "b")
     gate = Gate(host, is_rest)
@@ -237,7 +239,7 @@ async def test_a_close_beside_a_rest_leaves_the_head_in_the_store() -> None:
 
 @simulated
 async def test_what_the_store_has_confirmed_is_never_said_to_be_more_than_it_has() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     assert topic.confirmed_end == 0
     await publish(topic, "a")
@@ -254,7 +256,7 @@ async def test_what_the_store_has_confirmed_is_never_said_to_be_more_than_it_has
 @simulated
 async def test_a_rest_that_failed_is_made_good_by_the_next_and_by_the_close() -> None:
     for closes in (False, True):
-        host = Host()
+        host = BrokerFixture()
         broker, topic = await one_topic(host)
         await publish(topic, "a")
         host.metadata.away = True

@@ -20,7 +20,7 @@ from pydanube.ports import Put
 from pydanube.testing.loop import SimLoop
 from tests.harness.brokers import (
     SUB,
-    Host,
+    BrokerFixture,
     consume,
     find_topic,
     make_volatile,
@@ -49,7 +49,7 @@ def every_second(first: int, messages: int = MESSAGES) -> tuple[OffsetRange, ...
 
 @simulated
 async def test_nothing_that_was_acknowledged_comes_again_after_a_clean_stop_however_scattered() -> None:
-    host = Host(unacked_max=10_000)
+    host = BrokerFixture(unacked_max=10_000)
     _, topic = await one_topic(host)
     await publish_many(topic, MESSAGES, at_once=1_000)
     stream = await consume(topic, start=0)
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_counted_and_named_and_comes_again(
 
     @simulated
     async def stop() -> None:
-        host = Host(unacked_max=1_000)
+        host = BrokerFixture(unacked_max=1_000)
         broker, topic = await one_topic(host)
         await publish_many(topic, 200)
         stream = await consume(topic, start=0)
@@ -98,7 +98,7 @@ def test_many_large_positions_are_saved_in_several_transactions(monkeypatch: pyt
 
     @simulated
     async def stop() -> None:
-        host = Host(unacked_max=1_000)
+        host = BrokerFixture(unacked_max=1_000)
         broker, topic = await one_topic(host)
         await publish_many(topic, 400)
         for number in range(12):
@@ -119,7 +119,7 @@ def test_many_large_positions_are_saved_in_several_transactions(monkeypatch: pyt
 
 @simulated
 async def test_a_save_for_good_that_comes_behind_a_short_one_is_written_though_nothing_changed() -> None:
-    host = Host(unacked_max=10_000)
+    host = BrokerFixture(unacked_max=10_000)
     _, topic = await one_topic(host)
     await publish_many(topic, MESSAGES, at_once=1_000)
     stream = await consume(topic, start=0)
@@ -138,7 +138,7 @@ async def test_a_save_for_good_that_comes_behind_a_short_one_is_written_though_n
 
 @simulated
 async def test_holes_that_are_too_long_to_be_ours_are_not_believed() -> None:
-    host = Host(unacked_max=100)
+    host = BrokerFixture(unacked_max=100)
     broker, topic = await one_topic(host)
     await publish_many(topic, 10)
     stream = await consume(topic, start=0)
@@ -159,7 +159,7 @@ async def test_holes_that_are_too_long_to_be_ours_are_not_believed() -> None:
 @simulated
 async def test_an_ack_of_what_this_owner_has_not_sent_counts(kind: Kind) -> None:
     """As after a move: the consumer has the message from the owner before."""
-    _, topic = await one_topic(Host(unacked_max=2))
+    _, topic = await one_topic(BrokerFixture(unacked_max=2))
     await publish_many(topic, 6)
     stream = await consume(topic, kind=kind, start=0)
     await settle()
@@ -174,7 +174,7 @@ async def test_an_ack_of_what_this_owner_has_not_sent_counts(kind: Kind) -> None
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_an_ack_at_or_above_the_head_is_refused_and_what_is_below_it_counts(kind: Kind) -> None:
-    _, topic = await one_topic(Host(unacked_max=10))
+    _, topic = await one_topic(BrokerFixture(unacked_max=10))
     stream = await consume(topic, kind=kind)
     await publish_many(topic, 5)
     await settle()
@@ -192,7 +192,7 @@ async def test_an_ack_at_or_above_the_head_is_refused_and_what_is_below_it_count
 
 @simulated
 async def test_an_ack_that_is_faster_than_the_notification_of_its_message_counts() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic)
     assert stream.subscription._notifier is not None
     stream.subscription._notifier.cancel()
@@ -203,7 +203,7 @@ async def test_an_ack_that_is_faster_than_the_notification_of_its_message_counts
 
 @simulated
 async def test_an_ack_of_a_message_that_another_consumer_holds_by_now_settles_it() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     first = await consume(topic, consumer="a")
     await publish_many(topic, 1)
     await settle()
@@ -220,7 +220,7 @@ async def test_an_ack_of_a_message_that_another_consumer_holds_by_now_settles_it
 
 @simulated
 async def test_an_ack_that_comes_behind_the_close_is_refused_and_not_forgotten() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic)
     await publish_many(topic, 1)
     await settle()
@@ -233,7 +233,7 @@ async def test_an_ack_that_comes_behind_the_close_is_refused_and_not_forgotten()
 
 @simulated
 async def test_a_broker_whose_lease_may_have_run_out_takes_no_acks() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     stream = await consume(topic)
     await publish_many(topic, 1)
@@ -246,7 +246,7 @@ async def test_a_broker_whose_lease_may_have_run_out_takes_no_acks() -> None:
 
 @simulated
 async def test_acks_on_a_non_reliable_topic_mean_nothing_for_delivering_settles() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     topic = await make_volatile(broker)
     stream = await consume(topic)
     stream.ack(0, 99)
@@ -261,7 +261,7 @@ async def test_acks_on_a_non_reliable_topic_mean_nothing_for_delivering_settles(
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_others_have_their_turn_while_a_scattered_backlog_is_delivered(kind: Kind, native: bool) -> None:
-    _, topic = await one_topic(Host(unacked_max=10_000))
+    _, topic = await one_topic(BrokerFixture(unacked_max=10_000))
     producer = await topic.add_producer("producer")
     name = SubscriptionName(SUB)
     await consume(topic, name, kind)
@@ -314,7 +314,7 @@ class StepMeter:
 
 async def acknowledge_and_deliver_the_rest(kind: Kind, meter: StepMeter) -> None:
     """8,000 scattered acks, as many in one step as one command may have; the others delivered again; a restart."""
-    host = Host(unacked_max=10_000)
+    host = BrokerFixture(unacked_max=10_000)
     _, topic = await one_topic(host)
     producer = await topic.add_producer("producer")
     for first in range(0, 2 * ACKED, 1_000):

@@ -15,7 +15,7 @@ from pydanube.wire._pb.pydanube import admin_pb2 as ours_pb
 from tests.harness.brokers import (
     ORDERS,
     SUB,
-    Host,
+    BrokerFixture,
     consume,
     find_topic,
     now,
@@ -25,7 +25,7 @@ from tests.harness.brokers import (
     settle,
     simulated,
 )
-from tests.harness.doors import TOPIC, Calls, refused, served
+from tests.harness.servers import TOPIC, Calls, refused, served
 
 NAME = SubscriptionName(SUB)
 
@@ -33,7 +33,7 @@ NAME = SubscriptionName(SUB)
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_acks_of_what_was_delivered_before_a_seek_do_not_hide_it(kind: Kind) -> None:
-    _, topic = await one_topic(Host(unacked_max=3))
+    _, topic = await one_topic(BrokerFixture(unacked_max=3))
     await publish_many(topic, 10)
     stream = await consume(topic, SUB, kind, start=0)
     await settle()
@@ -53,7 +53,7 @@ async def test_acks_of_what_was_delivered_before_a_seek_do_not_hide_it(kind: Kin
 
 @simulated
 async def test_an_ack_without_the_number_counts_for_what_was_delivered_since() -> None:
-    _, topic = await one_topic(Host(unacked_max=3))
+    _, topic = await one_topic(BrokerFixture(unacked_max=3))
     await publish_many(topic, 10)
     stream = await consume(topic, SUB, start=0)
     await settle()
@@ -71,7 +71,7 @@ async def test_an_ack_without_the_number_counts_for_what_was_delivered_since() -
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_an_ack_from_before_a_seek_hides_nothing_that_waits_for_its_turn(kind: Kind) -> None:
-    _, topic = await one_topic(Host(unacked_max=1))
+    _, topic = await one_topic(BrokerFixture(unacked_max=1))
     stream = await consume(topic, SUB, kind, start=0)
     await publish_many(topic, 5)
     for offset in range(4):
@@ -92,7 +92,7 @@ async def test_an_ack_from_before_a_seek_hides_nothing_that_waits_for_its_turn(k
 
 @simulated
 async def test_the_next_owner_knows_what_was_delivered_before_a_seek() -> None:
-    host = Host(unacked_max=10)
+    host = BrokerFixture(unacked_max=10)
     _, topic = await one_topic(host)
     await publish_many(topic, 5)
     stream = await consume(topic, SUB, start=0)
@@ -111,7 +111,7 @@ async def test_the_next_owner_knows_what_was_delivered_before_a_seek() -> None:
 
 @simulated
 async def test_a_seek_that_was_answered_survives_a_crash_at_once() -> None:
-    host = Host(unacked_max=10)
+    host = BrokerFixture(unacked_max=10)
     _, topic = await one_topic(host)
     await publish_many(topic, 5)
     stream = await consume(topic, SUB, start=0, acks=True)
@@ -128,16 +128,16 @@ async def test_a_seek_that_was_answered_survives_a_crash_at_once() -> None:
 
 @simulated
 async def test_a_seek_is_refused_while_the_topic_leaves_and_when_it_has_left() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await publish_many(topic, 5)
     stream = await consume(topic, SUB, start=0, acks=True)
     await settle()
-    stream.subscription.freeze(NotServed(topic.name, "it is about to move"))
+    stream.subscription.pause(NotServed(topic.name, "it is about to move"))
     with pytest.raises(NotServed, match="about to move"):
         await stream.subscription.move_to(0)
     assert await host.metadata.get(keys.seeks(topic.name, NAME)) is None
-    stream.subscription.thaw()
+    stream.subscription.resume()
     await host.metadata.transact([], [Put(keys.owner(topic.name), b"{}")])
     with pytest.raises(OwnershipLost):
         await stream.subscription.move_to(0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pydanube.broker.service import Broker
-from tests.harness.brokers import Host
-from tests.harness.nodes import simulated
+from tests.harness.brokers import BrokerFixture
+from tests.harness.member_cluster import simulated
 
 
 def unexpected(broker: Broker) -> int:
@@ -17,7 +17,7 @@ def unexpected(broker: Broker) -> int:
 
 @simulated
 async def test_only_starts_without_an_orderly_stop_before_are_unexpected() -> None:
-    host = Host()
+    host = BrokerFixture()
     assert unexpected(await host.boot()) == 0
     for is_orderly, count in ((True, 0), (False, 1), (False, 2), (True, 2)):
         if not is_orderly:
@@ -33,7 +33,7 @@ async def test_only_starts_without_an_orderly_stop_before_are_unexpected() -> No
 
 @simulated
 async def test_starts_are_forgotten_after_a_day_and_their_number_is_not() -> None:
-    host = Host()
+    host = BrokerFixture()
     await host.boot()
     host.kill()
     await host.boot()

@@ -19,7 +19,7 @@ from tests.harness.brokers import (
     OFF,
     ORDERS,
     SUB,
-    Host,
+    BrokerFixture,
     Stream,
     consume,
     find_topic,
@@ -49,7 +49,7 @@ def policy(poison: PoisonPolicy, *, count: int = 1, topic: str | None = None) ->
 
 @simulated
 async def test_an_exclusive_subscription_refuses_a_second_consumer_while_the_first_is_connected() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     first = await consume(topic, kind=Kind.EXCLUSIVE, consumer="first")
     with pytest.raises(SubscriptionBusy, match="first"):
         await topic.subscribe(SUB, Kind.EXCLUSIVE, "second")
@@ -64,7 +64,7 @@ async def test_an_exclusive_subscription_refuses_a_second_consumer_while_the_fir
 
 @simulated
 async def test_the_same_consumer_may_take_over_from_itself() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     old = await consume(topic, kind=Kind.EXCLUSIVE)
     await publish(topic, "a", "b")
     await settle()
@@ -77,7 +77,7 @@ async def test_the_same_consumer_may_take_over_from_itself() -> None:
 
 @simulated
 async def test_the_type_of_an_existing_subscription_wins() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     await consume(topic, kind=Kind.EXCLUSIVE, consumer="a")
     with pytest.raises(SubscriptionBusy):
         await topic.subscribe(SUB, Kind.SHARED, "b")
@@ -86,7 +86,7 @@ async def test_the_type_of_an_existing_subscription_wins() -> None:
 @simulated
 async def test_a_standby_of_a_failover_subscription_is_promoted_with_everything_unacknowledged() -> None:
     """Defect A1."""
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     streams = [await consume(topic, kind=Kind.FAILOVER, consumer=f"c{number}") for number in range(3)]
     await publish_many(topic, 15)
     await settle()
@@ -113,7 +113,7 @@ async def test_a_standby_of_a_failover_subscription_is_promoted_with_everything_
 
 @simulated
 async def test_36_messages_for_three_shared_consumers_are_12_each_even_if_their_streams_open_later() -> None:
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     names = ["a", "b", "c"]
     identities = [await topic.subscribe(SUB, Kind.SHARED, name) for name in names]
     producer = await topic.add_producer("producer")
@@ -131,7 +131,7 @@ async def test_36_messages_for_three_shared_consumers_are_12_each_even_if_their_
 @simulated
 async def test_a_consumer_that_never_opens_its_stream_does_not_block_the_others(kind: Kind) -> None:
     """Defect A14."""
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     await topic.subscribe(SUB, kind, "silent")
     other = await consume(topic, kind=kind, consumer="other", acks=True)
     producer = await topic.add_producer("producer")
@@ -146,7 +146,7 @@ async def test_a_consumer_that_never_opens_its_stream_does_not_block_the_others(
 
 @simulated
 async def test_a_consumer_that_was_given_up_may_still_open_its_stream() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     identity = await topic.subscribe(SUB, Kind.EXCLUSIVE, "late")
     await asyncio.sleep(ATTACH_SECONDS + 1)
     assert not topic.require(SUB).is_healthy(identity)
@@ -163,7 +163,7 @@ async def test_a_consumer_that_was_given_up_may_still_open_its_stream() -> None:
 
 @simulated
 async def test_what_a_leaving_consumer_held_goes_to_the_others_first() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     a = await consume(topic, consumer="a")
     b = await consume(topic, consumer="b")
     await publish_many(topic, 12)
@@ -180,8 +180,8 @@ async def test_what_a_leaving_consumer_held_goes_to_the_others_first() -> None:
 @pytest.mark.parametrize("seed", range(5))
 @simulated
 async def test_the_order_of_a_key_survives_nacks_and_churn(seed: int) -> None:
-    dice = Random(seed)
-    broker, topic = await one_topic(Host(unacked_max=20))
+    rng = Random(seed)
+    broker, topic = await one_topic(BrokerFixture(unacked_max=20))
     patient = FailurePolicy(
         max_redelivery_count=1000, base_redelivery_delay_ms=100, backoff_strategy=BackoffStrategy.FIXED
     )
@@ -191,18 +191,18 @@ async def test_the_order_of_a_key_survives_nacks_and_churn(seed: int) -> None:
     answered = dict.fromkeys(streams, 0)
     producer = await topic.add_producer("producer")
     for number in range(200):
-        await topic.publish(producer, message(str(number), key=f"k{dice.randrange(7)}"))
+        await topic.publish(producer, message(str(number), key=f"k{rng.randrange(7)}"))
         await asyncio.sleep(0.01)
         for name, stream in list(streams.items()):
             for arrival in stream.arrivals[answered[name] :]:
                 answered[name] += 1
                 offset = arrival.delivered.offset
-                if dice.random() < 0.3:
+                if rng.random() < 0.3:
                     stream.nack(offset)
                 else:
                     stream.ack(offset)
                     acked.append((arrival.delivered.message.routing_key or "", offset))
-            if dice.random() < 0.05:
+            if rng.random() < 0.05:
                 stream.leave()
                 streams[name] = await stream.come_back()
                 answered[name] = 0
@@ -223,7 +223,7 @@ async def test_the_order_of_a_key_survives_nacks_and_churn(seed: int) -> None:
 
 @simulated
 async def test_while_a_key_waits_for_its_retry_other_keys_go_on() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic, kind=Kind.KEY_SHARED)
     await publish(topic, "red 1", key="red")
     await publish(topic, "red 2", key="red")
@@ -243,7 +243,7 @@ async def test_while_a_key_waits_for_its_retry_other_keys_go_on() -> None:
 
 @simulated
 async def test_key_filters_choose_and_what_nobody_accepts_is_skipped() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     red = await consume(topic, kind=Kind.KEY_SHARED, consumer="red", key_filters=("red*",), acks=True)
     blue = await consume(topic, kind=Kind.KEY_SHARED, consumer="blue", key_filters=("blu?",), acks=True)
     for key in ("red", "redder", "blue", "green"):
@@ -256,7 +256,7 @@ async def test_key_filters_choose_and_what_nobody_accepts_is_skipped() -> None:
 @simulated
 async def test_a_poisoned_key_blocks_itself_and_discards_nothing() -> None:
     """Defect A13."""
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.BLOCK))
     stream = await consume(topic, kind=Kind.KEY_SHARED)
     for text in ("red 1", "red 2", "blue 1"):
@@ -282,7 +282,7 @@ async def test_a_poisoned_key_blocks_itself_and_discards_nothing() -> None:
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_a_nacked_message_comes_again_after_the_backoff_or_the_delay_that_was_asked_for(kind: Kind) -> None:
-    broker, topic = await one_topic(Host(heartbeat=OFF))
+    broker, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     await broker.topics.set_failure_policy(ORDERS, SUB, FailurePolicy(ack_timeout_ms=0, max_redelivery_count=9))
     stream = await consume(topic, kind=kind)
     await publish(topic, "a")
@@ -298,7 +298,7 @@ async def test_a_nacked_message_comes_again_after_the_backoff_or_the_delay_that_
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_a_message_that_is_not_acknowledged_in_time_comes_again(kind: Kind) -> None:
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     stream = await consume(topic, kind=kind)
     await publish(topic, "a")
     await asyncio.sleep(40)
@@ -310,7 +310,7 @@ async def test_a_message_that_is_not_acknowledged_in_time_comes_again(kind: Kind
 
 @simulated
 async def test_an_ack_that_comes_late_counts_all_the_same() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic)
     await publish(topic, "a")
     await asyncio.sleep(30.5)  # timed out, and waits for its retry
@@ -322,7 +322,7 @@ async def test_an_ack_that_comes_late_counts_all_the_same() -> None:
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_a_poison_message_goes_to_the_dead_letter_topic_with_all_it_had(kind: Kind) -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.DEAD_LETTER, topic=DEAD))
     stream = await consume(topic, kind=kind, consumer="c")
     producer = await topic.add_producer("producer")
@@ -355,7 +355,7 @@ async def test_a_poison_message_goes_to_the_dead_letter_topic_with_all_it_had(ki
 
 @simulated
 async def test_a_dead_letter_that_cannot_be_copied_is_tried_again_and_never_lost() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     nowhere = TopicName("/nowhere/dead")
     retry = FailurePolicy(max_redelivery_count=0, poison_policy=PoisonPolicy.DEAD_LETTER, dead_letter_topic=nowhere)
     await broker.topics.set_failure_policy(ORDERS, SUB, retry)
@@ -376,7 +376,7 @@ async def test_a_dead_letter_that_cannot_be_copied_is_tried_again_and_never_lost
 @pytest.mark.parametrize("kind", [Kind.EXCLUSIVE, Kind.FAILOVER, Kind.SHARED])
 @simulated
 async def test_poison_that_blocks_stops_the_subscription_until_somebody_decides(kind: Kind) -> None:
-    broker, topic = await one_topic(Host(unacked_max=2))
+    broker, topic = await one_topic(BrokerFixture(unacked_max=2))
     await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.BLOCK))
     stream = await consume(topic, kind=kind)
     await publish_many(topic, 4)
@@ -395,7 +395,7 @@ async def test_poison_that_blocks_stops_the_subscription_until_somebody_decides(
 
 @simulated
 async def test_poison_that_is_dropped_is_skipped_and_not_sent_again() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.DROP, count=0))
     stream = await consume(topic)
     await publish(topic, "bad", "good")
@@ -410,7 +410,7 @@ async def test_poison_that_is_dropped_is_skipped_and_not_sent_again() -> None:
 @simulated
 async def test_a_policy_that_is_changed_applies_to_what_is_in_flight() -> None:
     """Defect A15."""
-    broker, topic = await one_topic(Host(heartbeat=OFF))
+    broker, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     stream = await consume(topic)
     await publish(topic, "a")
     await settle()
@@ -423,7 +423,7 @@ async def test_a_policy_that_is_changed_applies_to_what_is_in_flight() -> None:
 
 @simulated
 async def test_a_window_that_is_changed_applies_at_once() -> None:
-    broker, topic = await one_topic(Host(heartbeat=OFF))
+    broker, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     stream = await consume(topic)
     await publish_many(topic, 50)
     await settle()
@@ -435,7 +435,7 @@ async def test_a_window_that_is_changed_applies_at_once() -> None:
 
 @simulated
 async def test_a_policy_may_be_set_before_the_subscription_exists_and_survives_a_restart() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.DROP, count=3))
     await consume(topic)
@@ -453,7 +453,7 @@ async def test_a_policy_may_be_set_before_the_subscription_exists_and_survives_a
 @simulated
 async def test_a_dispatch_rate_delays_messages_and_loses_none(kind: Kind) -> None:
     """Defect A12."""
-    host = Host(heartbeat=OFF, unacked_max=1000, policies=TopicPolicy(max_subscription_dispatch_rate=10))
+    host = BrokerFixture(heartbeat=OFF, unacked_max=1000, policies=TopicPolicy(max_subscription_dispatch_rate=10))
     _, topic = await one_topic(host)
     stream = await consume(topic, kind=kind, acks=True)
     producer = await topic.add_producer("producer")
@@ -471,7 +471,7 @@ async def test_a_dispatch_rate_delays_messages_and_loses_none(kind: Kind) -> Non
 @simulated
 async def test_limits_count_only_the_living() -> None:
     """Defect A2."""
-    host = Host(policies=TopicPolicy(max_consumers_per_subscription=1, max_consumers_per_topic=2))
+    host = BrokerFixture(policies=TopicPolicy(max_consumers_per_subscription=1, max_consumers_per_topic=2))
     _, topic = await one_topic(host)
     for number in range(5):
         stream = await consume(topic, consumer=f"c{number}")
@@ -488,7 +488,7 @@ async def test_limits_count_only_the_living() -> None:
 
 @simulated
 async def test_a_consumer_that_was_here_before_counts_as_much_as_a_new_one() -> None:
-    host = Host(policies=TopicPolicy(max_consumers_per_subscription=1))
+    host = BrokerFixture(policies=TopicPolicy(max_consumers_per_subscription=1))
     _, topic = await one_topic(host)
     a = await consume(topic, consumer="a")
     a.leave()
@@ -500,7 +500,7 @@ async def test_a_consumer_that_was_here_before_counts_as_much_as_a_new_one() -> 
 
 @simulated
 async def test_a_refused_consumer_leaves_nothing_behind() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     await consume(topic, kind=Kind.EXCLUSIVE, consumer="holder")
     for number in range(3):
@@ -514,7 +514,7 @@ async def test_a_refused_consumer_leaves_nothing_behind() -> None:
 
 @simulated
 async def test_unsubscribe_is_refused_while_a_consumer_is_connected_and_then_removes_everything() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     stream = await consume(topic)
     await broker.topics.set_failure_policy(ORDERS, SUB, AT_ONCE)
@@ -535,7 +535,7 @@ async def test_unsubscribe_is_refused_while_a_consumer_is_connected_and_then_rem
 @pytest.mark.parametrize("kind", Kind)
 @simulated
 async def test_seek_delivers_again_from_an_offset_and_forward_skips(kind: Kind) -> None:
-    _, topic = await one_topic(Host(unacked_max=100))
+    _, topic = await one_topic(BrokerFixture(unacked_max=100))
     stream = await consume(topic, kind=kind, acks=True)
     producer = await topic.add_producer("producer")
     for number in range(20):
@@ -555,7 +555,7 @@ async def test_seek_delivers_again_from_an_offset_and_forward_skips(kind: Kind) 
 
 @simulated
 async def test_seek_while_messages_are_in_flight_and_blocked_starts_clean() -> None:
-    broker, topic = await one_topic(Host(unacked_max=3))
+    broker, topic = await one_topic(BrokerFixture(unacked_max=3))
     await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.BLOCK, count=0))
     stream = await consume(topic, kind=Kind.EXCLUSIVE)
     await publish_many(topic, 9)
@@ -572,7 +572,7 @@ async def test_seek_while_messages_are_in_flight_and_blocked_starts_clean() -> N
 
 @simulated
 async def test_a_subscription_may_start_at_an_offset() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     await publish_many(topic, 5)
     assert (await settled(await consume(topic, "all", start=0))).texts == numbers(5)
     assert (await settled(await consume(topic, "some", start=3))).texts == ["3", "4"]
@@ -590,7 +590,7 @@ async def settled(stream: Stream) -> Stream:
 
 @simulated
 async def test_a_consumer_that_reads_nothing_delays_neither_publishers_nor_other_subscriptions() -> None:
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     identity = await topic.subscribe(SubscriptionName("stuck"), Kind.EXCLUSIVE, "stuck")
     stuck = topic.require(SubscriptionName("stuck")).attach(identity)  # and never reads
     brisk = await consume(topic, "brisk", acks=True)
@@ -604,7 +604,7 @@ async def test_a_consumer_that_reads_nothing_delays_neither_publishers_nor_other
 
 @simulated
 async def test_a_reader_that_hangs_for_one_subscription_delays_no_other() -> None:
-    _, topic = await one_topic(Host(heartbeat=OFF))
+    _, topic = await one_topic(BrokerFixture(heartbeat=OFF))
     first = await consume(topic, "first", acks=True)
     second = await consume(topic, "second", acks=True)
     assert first.subscription._shipping is not None
@@ -619,7 +619,7 @@ async def test_a_reader_that_hangs_for_one_subscription_delays_no_other() -> Non
 
 @simulated
 async def test_when_the_topic_closes_streams_end_with_a_reason_to_look_it_up_again() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     stream = await consume(topic)
     await broker.stop()
@@ -633,7 +633,7 @@ async def test_when_the_topic_closes_streams_end_with_a_reason_to_look_it_up_aga
 @simulated
 async def test_a_consumer_keeps_its_id_over_a_restart_of_the_broker() -> None:
     """Defect A4."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     stream = await consume(topic, kind=Kind.EXCLUSIVE)
     await publish(topic, "a")
@@ -648,8 +648,8 @@ async def test_a_consumer_keeps_its_id_over_a_restart_of_the_broker() -> None:
 
 
 @simulated
-async def test_explain_says_in_one_sentence_why_a_subscription_is_quiet() -> None:
-    _, topic = await one_topic(Host(unacked_max=2))
+async def test_explain_says_in_one_sentence_why_a_subscription_is_drain() -> None:
+    _, topic = await one_topic(BrokerFixture(unacked_max=2))
     stream = await consume(topic)
     explain = stream.subscription.explain
     assert explain() == "caught up: everything below offset 0 is acknowledged."
@@ -668,7 +668,7 @@ async def test_explain_says_in_one_sentence_why_a_subscription_is_quiet() -> Non
 
 @simulated
 async def test_explain_says_that_the_log_cannot_be_read() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     stream = await consume(topic)
 
     async def broken(first: int, end: int, bytes_max: int) -> list[object]:
@@ -683,7 +683,7 @@ async def test_explain_says_that_the_log_cannot_be_read() -> None:
 
 @simulated
 async def test_two_topics_do_not_hear_of_each_other() -> None:
-    broker, orders = await one_topic(Host())
+    broker, orders = await one_topic(BrokerFixture())
     payments = await make_topic(broker, "/default/payments")
     a, b = await consume(orders, acks=True), await consume(payments, acks=True)
     await publish(orders, "order")
@@ -697,7 +697,7 @@ async def test_two_topics_do_not_hear_of_each_other() -> None:
 
 @simulated
 async def test_a_consumer_that_is_silent_for_an_hour_is_forgotten_and_one_that_is_there_is_not() -> None:
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     stays = await consume(topic, kind=Kind.SHARED, consumer="stays")
     leaves = await consume(topic, kind=Kind.SHARED, consumer="leaves")
@@ -723,7 +723,7 @@ async def test_a_consumer_that_is_silent_for_an_hour_is_forgotten_and_one_that_i
 @simulated
 async def test_what_is_delivered_refused_repeated_and_given_up_is_counted() -> None:
     """Defect A22: counters that are exported and stay at zero."""
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     await broker.topics.set_failure_policy(ORDERS, SUB, policy(PoisonPolicy.DROP, count=1))
     stream = await consume(topic, acks=False)
     await publish(topic, "abc")
@@ -741,7 +741,7 @@ async def test_what_is_delivered_refused_repeated_and_given_up_is_counted() -> N
 
 @simulated
 async def test_what_a_native_consumer_has_no_bytes_for_is_not_overtaken_by_what_comes_behind_it() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     await publish_many(topic, 12, at_once=1)
     name = SubscriptionName(SUB)
     identity = await topic.subscribe(name, Kind.EXCLUSIVE, "consumer", (), 0, native=True)

@@ -19,14 +19,14 @@ from pydanube.errors import NotATable, NotServed, TopicUnknown, Unreachable
 from pydanube.history.snapshots import read_snapshot
 from pydanube.ports import Delete, Put
 from tests.harness.brokers import ORDERS, make_topic, make_volatile, publish, settle, simulated
-from tests.harness.tiers import SMALL, STILL, Teller, TierHost, tell_and_upload
+from tests.harness.tiers import SMALL, STILL, Teller, TierFixture, tell_and_upload
 
 DEFAULT = NamespaceName("default")
 # Nothing is uploaded unless somebody looks.
 LAZY = replace(STILL, upload_seconds=3600.0)
 
 
-class Elsewhere:
+class StoreOpener:
     """The other brokers: takes notes, and answers when it may."""
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class Elsewhere:
             raise Unreachable("broker 7", "it is away")
 
 
-async def desk_of(tier: Any = STILL, **named: Any) -> tuple[TierHost, TableDesk]:
-    host = TierHost(tier)
+async def desk_of(tier: Any = STILL, **named: Any) -> tuple[TierFixture, TableDesk]:
+    host = TierFixture(tier)
     broker = await host.boot()
     return host, TableDesk(broker.topics, "s3://bucket/place", **named)
 
@@ -79,7 +79,7 @@ async def test_only_topics_that_are_kept_are_listed_and_a_partitioned_one_once()
     for name, why in (("/default/ticks", "non-reliable"), ("/default/sparks", "non-reliable")):
         with pytest.raises(NotATable, match=why):
             await desk.load(TopicName(name))
-    assert not [info.key async for info in host.shelf.list("default/ticks")]
+    assert not [info.key async for info in host.object_store.list("default/ticks")]
     with pytest.raises(TopicUnknown):
         await desk.load(TopicName("/default/none"))
 
@@ -171,10 +171,10 @@ async def test_what_is_wrong_is_said_in_icebergs_words() -> None:
             assert said(reply) == (406, "UnsupportedOperationException") and reply.headers["Allow"] == "GET, HEAD"
     assert said(await get(None, "config")) == (503, "ServiceUnavailableException")  # the broker is starting
     await tell_and_upload(orders, Teller())
-    host.shelf.away = True
+    host.object_store.away = True
     reply = await get(desk, "danube/namespaces/default/tables/orders")
     assert said(reply) == (503, "ServiceUnavailableException") and "Retry-After" in reply.headers
-    host.shelf.away = False
+    host.object_store.away = False
     await host.metadata.transact([], [Put(keys.storage_object(ORDERS, 0), b"[]")])
     assert said(await get(desk, "danube/namespaces/default/tables/orders")) == (500, "ObjectDamaged")
 
@@ -277,7 +277,7 @@ async def test_readers_without_a_broker_learn_of_what_loads_uploaded_after_an_in
         await desk.load(ORDERS)
         await asyncio.sleep(1)
         if number > 12:
-            told = await read_snapshot(host.shelf, "default/orders/")
+            told = await read_snapshot(host.object_store, "default/orders/")
             assert told is not None and told.objects[-1].end >= number - 12
 
 
@@ -288,7 +288,7 @@ async def test_few_topics_are_uploaded_at_once_and_all_in_turn() -> None:
     for name in names:
         await publish(await make_topic(host.broker, name), "a")
     gate, inside, most = asyncio.Event(), 0, 0
-    put = host.shelf.put
+    put = host.object_store.put
 
     async def slow(key: str, *given: Any, **named: Any) -> Any:
         nonlocal inside, most
@@ -300,7 +300,7 @@ async def test_few_topics_are_uploaded_at_once_and_all_in_turn() -> None:
         inside -= 1
         return await put(key, *given, **named)
 
-    host.shelf.put = slow  # type: ignore[method-assign]
+    host.object_store.put = slow  # type: ignore[method-assign]
     for name in names:
         await desk.load(TopicName(name))
     await settle()
@@ -315,14 +315,14 @@ async def test_a_topic_that_is_deleted_while_a_load_uploads_it_leaves_nothing() 
     host, desk = await desk_of(LAZY)
     await publish(await make_topic(host.broker), "a")
     gate = asyncio.Event()
-    put = host.shelf.put
+    put = host.object_store.put
 
     async def slow(key: str, *given: Any, **named: Any) -> Any:
         if key.endswith(".parquet"):
             await gate.wait()
         return await put(key, *given, **named)
 
-    host.shelf.put = slow  # type: ignore[method-assign]
+    host.object_store.put = slow  # type: ignore[method-assign]
     await desk.load(ORDERS)
     await settle()
     deleting = asyncio.create_task(host.broker.topics.delete(ORDERS))
@@ -330,13 +330,13 @@ async def test_a_topic_that_is_deleted_while_a_load_uploads_it_leaves_nothing() 
     gate.set()
     await deleting
     await asyncio.sleep(5)
-    assert [info.key async for info in host.shelf.list("default/")] == []
+    assert [info.key async for info in host.object_store.list("default/")] == []
 
 
 @simulated
 async def test_owners_elsewhere_are_asked_together_one_round_at_a_time() -> None:
     _, desk = await desk_of(LAZY)
-    remote = Elsewhere()
+    remote = StoreOpener()
     desk._topics.remote = remote  # type: ignore[assignment]
     parts = [TopicName(f"/default/clicks-part-{number}") for number in range(3)]  # none of them is served here
     desk.flushes.begin(parts)

@@ -28,7 +28,7 @@ from pydanube.errors import (
 from tests.harness.brokers import (
     ORDERS,
     SUB,
-    Host,
+    BrokerFixture,
     consume,
     find_topic,
     make_topic,
@@ -47,7 +47,7 @@ RELIABLE = Delivery.RELIABLE
 
 @simulated
 async def test_names_match_exactly() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     topics = broker.topics
     await make_topic(broker, "/default/foobar")
     assert await topics.partitions(TopicName("/default/foo")) == []
@@ -62,7 +62,7 @@ async def test_names_match_exactly() -> None:
 
 @simulated
 async def test_namespaces_whose_names_begin_alike_do_not_mix() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     topics = broker.topics
     for name in ("team", "team-a"):
         await topics.create_namespace(NamespaceName(name))
@@ -77,7 +77,7 @@ async def test_namespaces_whose_names_begin_alike_do_not_mix() -> None:
 
 @simulated
 async def test_partitions_are_found_in_order_and_belong_to_their_base_alone() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     topics = broker.topics
     base = TopicName("/default/foo")
     await topics.create_partitioned(base, 12, delivery=RELIABLE)
@@ -95,7 +95,7 @@ async def test_partitions_are_found_in_order_and_belong_to_their_base_alone() ->
 
 @simulated
 async def test_a_topic_is_made_once_however_many_ask_at_the_same_time() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     results = await asyncio.gather(*(make_topic(broker) for _ in range(10)), return_exceptions=True)
     made = [each for each in results if not isinstance(each, BaseException)]
     assert len(made) == 1
@@ -104,7 +104,7 @@ async def test_a_topic_is_made_once_however_many_ask_at_the_same_time() -> None:
 
 @simulated
 async def test_a_topic_needs_its_namespace_and_namespaces_are_listed_once() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     with pytest.raises(NamespaceUnknown):
         await make_topic(broker, "/nowhere/t")
     for number in range(3):
@@ -116,7 +116,7 @@ async def test_a_topic_needs_its_namespace_and_namespaces_are_listed_once() -> N
 
 @simulated
 async def test_everything_is_served_again_after_a_restart() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     for number in range(40):
         topic = await make_topic(broker, f"/default/t{number}")
@@ -134,7 +134,7 @@ async def test_everything_is_served_again_after_a_restart() -> None:
 
 @simulated
 async def test_a_broker_that_stops_refuses_new_work() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await publish(topic, "a")
     await broker.stop()
@@ -148,7 +148,7 @@ async def test_a_broker_that_stops_refuses_new_work() -> None:
 
 @simulated
 async def test_a_schema_subject_given_at_creation_is_kept() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     await broker.schemas.register("orders-value", "string", b"")
     await broker.topics.create(ORDERS, delivery=RELIABLE, schema_subject="orders-value")
@@ -162,7 +162,7 @@ async def test_a_schema_subject_given_at_creation_is_kept() -> None:
 @simulated
 async def test_an_exclusive_producer_has_the_topic_for_itself() -> None:
     """Defect A17."""
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     first = await topic.add_producer("first", exclusive=True)
     with pytest.raises(ProducerExists, match="first"):
         await topic.add_producer("second")
@@ -177,7 +177,7 @@ async def test_an_exclusive_producer_has_the_topic_for_itself() -> None:
 
 @simulated
 async def test_a_producer_that_is_heard_of_keeps_its_place() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     first = await topic.add_producer("first", exclusive=True)
     for turn in range(10):
         await asyncio.sleep(PRODUCER_SILENT_SECONDS - 5)
@@ -192,7 +192,7 @@ async def test_a_producer_that_is_heard_of_keeps_its_place() -> None:
 @simulated
 async def test_the_limit_of_producers_counts_only_the_living() -> None:
     """Defect A2."""
-    _, topic = await one_topic(Host(policies=TopicPolicy(max_producers_per_topic=2)))
+    _, topic = await one_topic(BrokerFixture(policies=TopicPolicy(max_producers_per_topic=2)))
     await topic.add_producer("a")
     await topic.add_producer("b")
     await topic.add_producer("a")
@@ -205,7 +205,7 @@ async def test_the_limit_of_producers_counts_only_the_living() -> None:
 @simulated
 async def test_a_producer_may_go_on_after_a_restart_with_its_old_id_and_nobody_elses() -> None:
     """Defect A4."""
-    host = Host()
+    host = BrokerFixture()
     _, topic = await one_topic(host)
     identity = await topic.add_producer("producer")
     await topic.publish(identity, message("a"))
@@ -218,7 +218,7 @@ async def test_a_producer_may_go_on_after_a_restart_with_its_old_id_and_nobody_e
 
 @simulated
 async def test_a_publish_rate_is_enforced_and_refills() -> None:
-    _, topic = await one_topic(Host(policies=TopicPolicy(max_publish_rate=5)))
+    _, topic = await one_topic(BrokerFixture(policies=TopicPolicy(max_publish_rate=5)))
     producer = await topic.add_producer("producer")
     for _ in range(5):
         await topic.publish(producer, message("x"))
@@ -230,7 +230,7 @@ async def test_a_publish_rate_is_enforced_and_refills() -> None:
 
 @simulated
 async def test_a_message_larger_than_allowed_is_refused_and_the_next_is_not() -> None:
-    _, topic = await one_topic(Host(policies=TopicPolicy(max_message_size=100)))
+    _, topic = await one_topic(BrokerFixture(policies=TopicPolicy(max_message_size=100)))
     with pytest.raises(MessageTooLarge):
         await publish(topic, "x" * 101)
     assert await publish(topic, "x" * 100) == [0]
@@ -238,7 +238,7 @@ async def test_a_message_larger_than_allowed_is_refused_and_the_next_is_not() ->
 
 @simulated
 async def test_the_limit_of_subscriptions_counts_those_that_exist() -> None:
-    _, topic = await one_topic(Host(policies=TopicPolicy(max_subscriptions_per_topic=1)))
+    _, topic = await one_topic(BrokerFixture(policies=TopicPolicy(max_subscriptions_per_topic=1)))
     stream = await consume(topic, "a")
     with pytest.raises(LimitReached):
         await consume(topic, "b")
@@ -252,7 +252,7 @@ async def test_the_limit_of_subscriptions_counts_those_that_exist() -> None:
 @pytest.mark.parametrize("unacked_max", [0, -1, 10_001])
 @simulated
 async def test_an_absurd_window_is_refused_and_nothing_is_stored(unacked_max: int) -> None:
-    host = Host()
+    host = BrokerFixture()
     broker, topic = await one_topic(host)
     await topic.subscribe(SUB, Kind.SHARED, "c")
     before = len(host.metadata.written)
@@ -266,7 +266,7 @@ async def test_an_absurd_window_is_refused_and_nothing_is_stored(unacked_max: in
 
 @simulated
 async def test_deleting_a_topic_ends_its_streams_and_refuses_its_producers() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     stream = await consume(topic)
     producer = await topic.add_producer("producer")
     await publish(topic, "a")

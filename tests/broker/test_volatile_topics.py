@@ -21,7 +21,7 @@ from pydanube.testing.cluster import Cluster
 from tests.harness.brokers import (
     ORDERS,
     SUB,
-    Host,
+    BrokerFixture,
     consume,
     make_topic,
     make_volatile,
@@ -34,7 +34,7 @@ from tests.harness.brokers import (
 
 @simulated
 async def test_every_subscription_gets_every_message_and_nothing_is_sent_twice() -> None:
-    topic = await make_volatile(await Host().boot())
+    topic = await make_volatile(await BrokerFixture().boot())
     streams = [await consume(topic, f"s{number}", kind) for number, kind in enumerate(Kind)]
     assert await publish(topic, "a", "b") == [0, 0], "there are no offsets"
     await settle()
@@ -47,7 +47,7 @@ async def test_every_subscription_gets_every_message_and_nothing_is_sent_twice()
 
 @simulated
 async def test_what_nobody_hears_is_gone() -> None:
-    topic = await make_volatile(await Host().boot())
+    topic = await make_volatile(await BrokerFixture().boot())
     await publish(topic, "a")
     stream = await consume(topic)
     await publish(topic, "b")
@@ -57,7 +57,7 @@ async def test_what_nobody_hears_is_gone() -> None:
 
 @simulated
 async def test_a_full_queue_drops_only_the_slow_consumers_messages() -> None:
-    topic = await make_volatile(await Host().boot())
+    topic = await make_volatile(await BrokerFixture().boot())
     slow = await topic.subscribe(SubscriptionName("slow"), Kind.EXCLUSIVE, "slow")
     queue = topic.require(SubscriptionName("slow")).attach(slow)  # and never reads
     brisk = await consume(topic, "brisk")
@@ -74,7 +74,7 @@ async def test_a_full_queue_drops_only_the_slow_consumers_messages() -> None:
 
 @simulated
 async def test_a_shared_message_goes_to_the_next_consumer_if_one_is_full() -> None:
-    topic = await make_volatile(await Host().boot())
+    topic = await make_volatile(await BrokerFixture().boot())
     slow = await topic.subscribe(SUB, Kind.SHARED, "slow")
     queue = topic.require(SUB).attach(slow)
     brisk = await consume(topic, consumer="brisk")
@@ -88,7 +88,7 @@ async def test_a_shared_message_goes_to_the_next_consumer_if_one_is_full() -> No
 
 @simulated
 async def test_shared_consumers_take_turns_and_exclusive_and_failover_have_one_at_a_time() -> None:
-    topic = await make_volatile(await Host().boot())
+    topic = await make_volatile(await BrokerFixture().boot())
     shared = [await consume(topic, "shared", Kind.SHARED, f"c{number}") for number in range(3)]
     failover = [await consume(topic, "failover", Kind.FAILOVER, f"c{number}") for number in range(2)]
     await consume(topic, "exclusive", Kind.EXCLUSIVE, "first")
@@ -106,7 +106,7 @@ async def test_shared_consumers_take_turns_and_exclusive_and_failover_have_one_a
 
 @simulated
 async def test_a_key_stays_with_one_consumer_while_consumers_stay() -> None:
-    topic = await make_volatile(await Host().boot())
+    topic = await make_volatile(await BrokerFixture().boot())
     streams = [await consume(topic, kind=Kind.KEY_SHARED, consumer=f"c{number}") for number in range(3)]
     producer = await topic.add_producer("producer")
     for number in range(60):
@@ -122,7 +122,7 @@ async def test_a_key_stays_with_one_consumer_while_consumers_stay() -> None:
 
 @simulated
 async def test_a_consumer_may_change_its_key_filters_when_it_subscribes_again() -> None:
-    topic = await make_volatile(await Host().boot())
+    topic = await make_volatile(await BrokerFixture().boot())
     await consume(topic, kind=Kind.KEY_SHARED, key_filters=("red",))
     stream = await consume(topic, kind=Kind.KEY_SHARED, key_filters=("blue",))
     await publish(topic, "red", key="red")
@@ -133,7 +133,7 @@ async def test_a_consumer_may_change_its_key_filters_when_it_subscribes_again() 
 
 @simulated
 async def test_a_consumer_that_never_opens_its_stream_is_given_up() -> None:
-    topic = await make_volatile(await Host().boot())
+    topic = await make_volatile(await BrokerFixture().boot())
     identity = await topic.subscribe(SUB, Kind.EXCLUSIVE, "silent")
     assert topic.require(SUB).is_healthy(identity)
     await asyncio.sleep(ATTACH_SECONDS + 0.1)
@@ -144,7 +144,7 @@ async def test_a_consumer_that_never_opens_its_stream_is_given_up() -> None:
 @pytest.mark.parametrize("make", [make_volatile, make_topic])
 @simulated
 async def test_an_exclusive_consumer_that_was_given_up_does_not_come_back_beside_another(make: Any) -> None:
-    topic = await make(await Host().boot())
+    topic = await make(await BrokerFixture().boot())
     first = await topic.subscribe(SUB, Kind.EXCLUSIVE, "first")
     await asyncio.sleep(ATTACH_SECONDS + 0.1)
     await consume(topic, kind=Kind.EXCLUSIVE, consumer="second")
@@ -154,7 +154,7 @@ async def test_an_exclusive_consumer_that_was_given_up_does_not_come_back_beside
 
 @simulated
 async def test_a_subscription_without_consumers_is_removed_after_a_minute() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     topic = await make_volatile(broker)
     stream = await consume(topic)
@@ -172,7 +172,7 @@ async def test_a_subscription_without_consumers_is_removed_after_a_minute() -> N
 
 @simulated
 async def test_a_consumer_that_comes_back_in_time_keeps_the_subscription() -> None:
-    topic = await make_volatile(await Host().boot())
+    topic = await make_volatile(await BrokerFixture().boot())
     stream = await consume(topic)
     for _ in range(5):
         stream.leave()
@@ -184,7 +184,7 @@ async def test_a_consumer_that_comes_back_in_time_keeps_the_subscription() -> No
 
 @simulated
 async def test_registrations_survive_a_restart_and_messages_do_not() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     topic = await make_volatile(broker)
     stream = await consume(topic)
@@ -198,7 +198,7 @@ async def test_registrations_survive_a_restart_and_messages_do_not() -> None:
 
 @simulated
 async def test_limits_count_only_the_living() -> None:
-    topic = await make_volatile(await Host(policies=TopicPolicy(max_consumers_per_subscription=1)).boot())
+    topic = await make_volatile(await BrokerFixture(policies=TopicPolicy(max_consumers_per_subscription=1)).boot())
     for number in range(3):
         (await consume(topic, consumer=f"c{number}")).leave()
     await consume(topic, consumer="a")
@@ -209,7 +209,7 @@ async def test_limits_count_only_the_living() -> None:
 
 @simulated
 async def test_streams_end_with_a_reason_when_the_broker_stops() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     topic = await make_volatile(broker)
     stream = await consume(topic)
@@ -226,7 +226,7 @@ async def test_streams_end_with_a_reason_when_the_broker_stops() -> None:
 @pytest.mark.parametrize("make", [make_volatile, make_topic])
 @simulated
 async def test_consumers_that_are_gone_for_good_are_forgotten_and_those_who_stay_are_not(make: Any) -> None:
-    host = Host()
+    host = BrokerFixture()
     topic = await make(await host.boot())
     stays = await consume(topic, consumer="stays")
     for number in range(120):
@@ -248,7 +248,7 @@ async def test_consumers_that_are_gone_for_good_are_forgotten_and_those_who_stay
 @pytest.mark.parametrize("make", [make_volatile, make_topic])
 @simulated
 async def test_a_consumer_whose_stream_comes_back_while_it_is_being_forgotten_stays_registered(make: Any) -> None:
-    host = Host()
+    host = BrokerFixture()
     topic = await make(await host.boot())
     await consume(topic, consumer="stays")
     away = await consume(topic, consumer="away")
@@ -271,7 +271,7 @@ async def test_a_consumer_whose_stream_comes_back_while_it_is_being_forgotten_st
 @pytest.mark.parametrize("make", [make_volatile, make_topic])
 @simulated
 async def test_a_consumer_that_could_not_be_registered_has_not_joined(make: Any) -> None:
-    host = Host()
+    host = BrokerFixture()
     topic = await make(await host.boot())
     await consume(topic)
     host.metadata.away = True
@@ -282,16 +282,16 @@ async def test_a_consumer_that_could_not_be_registered_has_not_joined(make: Any)
 
 @simulated
 async def test_a_broker_whose_lease_is_over_takes_no_messages_for_a_non_reliable_topic_either() -> None:
-    town = await Cluster().start(2)
-    name = await town.create("/default/orders", on=1, reliable=False)
-    node = town.node(1)
+    cluster = await Cluster().start(2)
+    name = await cluster.create("/default/orders", on=1, reliable=False)
+    node = cluster.node(1)
     topic, broker = node.topic(name), node.broker
     assert isinstance(topic, VolatileTopic) and broker is not None and broker.cluster is not None
     producer = await node.call(topic.add_producer("producer"))
     stream = await consume(topic)
     assert await node.call(topic.publish(producer, message("a"))) == 0
     node.metadata.cut = True
-    await town.until(lambda: not broker.cluster.may_serve())  # type: ignore[union-attr]
+    await cluster.until(lambda: not broker.cluster.may_serve())  # type: ignore[union-attr]
     with pytest.raises(NotServed) as refused:
         await node.call(topic.publish(producer, message("b")))
     assert refused.value.retryable

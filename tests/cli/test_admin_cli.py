@@ -199,10 +199,10 @@ def test_a_port_that_is_another_one_is_named(broker: TestBroker) -> None:
 
 
 def test_a_port_of_http_is_told_from_a_broker_that_is_away(broker: TestBroker) -> None:
-    assert broker._doors is not None
-    done = danube_here("admin", "--endpoint", f"http://{broker._doors.metrics_addr}", "brokers", "list")
+    assert broker._servers is not None
+    done = danube_here("admin", "--endpoint", f"http://{broker._servers.metrics_addr}", "brokers", "list")
     assert done.returncode == Exit.USAGE and "is an HTTP port" in done.stderr
-    done = danube_here("produce", "-s", f"danube://{broker._doors.metrics_addr}", "-t", ORDERS, "-m", "x")
+    done = danube_here("produce", "-s", f"danube://{broker._servers.metrics_addr}", "-t", ORDERS, "-m", "x")
     assert done.returncode == Exit.USAGE and "that is an HTTP port" in done.stderr
 
 

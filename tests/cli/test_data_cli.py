@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import pydanube
-from pydanube.cli import data, native
+from pydanube.cli import catching_up, data, native
+from pydanube.cli.catching_up import PartitionProgress
 from pydanube.cli.consuming import ConsumeOptions, Received
 from pydanube.cli.exits import Exit
 from pydanube.core.names import TopicName
@@ -254,6 +255,41 @@ def test_once_says_why_it_waits_and_a_timeout_ends_it_incomplete(
         held.ack()
         other.flush()
     assert consume(broker.url, topic, "-m", "s", "--once").returncode == 0
+
+
+def test_once_says_that_a_new_subscription_begins_behind_what_is_there(
+    broker: TestBroker, client: pydanube.blocking.Client, topic: str
+) -> None:
+    client.create_topic(topic, partitions=2)
+    assert produce(broker.url, topic, "-m", "a", "-c", 3).returncode == 0
+    new = consume(broker.url, topic, "-m", "s", "--once")
+    assert new.returncode == 0 and payloads(new) == []
+    assert "s is new and begins behind the 3 messages that are there; with --start earliest" in new.stderr
+    for words in (("s",), ("t", "--start", "earliest")):
+        assert "is new" not in consume(broker.url, topic, "-m", *words, "--once").stderr
+
+
+def test_once_says_why_it_waits_only_when_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catching_up, "QUIET_SECONDS", 1e-9)
+    notes: list[str] = []
+    waiting = [3, 3, 2, 1, 1, 0]
+
+    async def progress() -> dict[str, PartitionProgress]:
+        left = waiting.pop(0)
+        return {"/a/b": PartitionProgress(2 - left, 3, left, "somebody holds it")}
+
+    async def receive(seconds: float) -> int | None:
+        return left if (left := waiting[0]) > 1 else None
+
+    async def main() -> None:
+        options = ConsumeOptions(topic=TopicName("/a/b"), consumer="c", subscription="s", once=True)
+        catch_up = catching_up.CatchingUp(options, notes.append, progress)
+        await catch_up.begin()
+        assert await catch_up.next(receive) == 2 and notes == [], "messages come"
+        assert await catch_up.next(receive) is None and catch_up.is_over
+
+    asyncio.run(main())
+    assert notes == ["not caught up yet: somebody holds it"]
 
 
 def test_once_is_refused_where_nobody_could_tell(broker: TestBroker, topic: str) -> None:

@@ -13,7 +13,7 @@ from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult
 from pydanube.client.grpc.connection import GrpcConnection
 from pydanube.core.names import TopicName
 from tests.e2e.processes import danube_here
-from tests.harness.clustered import Town, clustered
+from tests.harness.server_cluster import ServerCluster, clustered
 
 pytestmark = pytest.mark.slow  # a move takes its time
 
@@ -33,9 +33,9 @@ async def send(connection: GrpcConnection, *payloads: bytes) -> list[SendResult]
 
 
 @clustered(2)
-async def test_a_topic_is_found_and_followed_from_a_broker_that_does_not_have_it(town: Town) -> None:
-    await town.create(TOPIC, on=1)
-    asked, endpoint = (f"http://{getattr(town.node(2).doors, name)}" for name in ("client_addr", "admin_addr"))
+async def test_a_topic_is_found_and_followed_from_a_broker_that_does_not_have_it(cluster: ServerCluster) -> None:
+    await cluster.create(TOPIC, on=1)
+    asked, endpoint = (f"http://{getattr(cluster.node(2).servers, name)}" for name in ("client_addr", "admin_addr"))
     async with GrpcConnection(asked) as connection:
         received: list[bytes] = []
         subscribed, arrived = asyncio.Event(), asyncio.Event()
@@ -57,7 +57,7 @@ async def test_a_topic_is_found_and_followed_from_a_broker_that_does_not_have_it
 
 
 @clustered(2)
-async def test_a_new_topic_is_made_by_whoever_is_asked_and_served_by_whoever_gets_it(town: Town) -> None:
+async def test_a_new_topic_is_made_by_whoever_is_asked_and_served_by_whoever_gets_it(cluster: ServerCluster) -> None:
     for number in (1, 2):
-        async with GrpcConnection(f"http://{town.node(number).doors.client_addr}") as connection:
+        async with GrpcConnection(f"http://{cluster.node(number).servers.client_addr}") as connection:
             assert [each.error for each in await send(connection, b"%d" % number)] == [None]

@@ -12,7 +12,7 @@ from pydanube.cli.maintenance import MaintenanceEnded, Operator
 from pydanube.core.names import TopicName
 from pydanube.errors import Unreachable
 from tests.cli.test_cluster_cli import Admin
-from tests.harness.clustered import Town, clustered
+from tests.harness.server_cluster import ServerCluster, clustered
 
 TOPIC = TopicName("/default/orders")
 
@@ -22,11 +22,11 @@ TOPIC = TopicName("/default/orders")
 
 @pytest.mark.slow
 @clustered(2)
-async def test_a_broker_is_empty_while_the_command_runs_and_active_afterwards(town: Town) -> None:
-    await town.create(TOPIC, on=1)
-    broker = town.node(1).id
+async def test_a_broker_is_empty_while_the_command_runs_and_active_afterwards(cluster: ServerCluster) -> None:
+    await cluster.create(TOPIC, on=1)
+    broker = cluster.node(1).id
     seen: list[str] = []
-    told = town.node(2).cluster
+    told = cluster.node(2).cluster
 
     async def look() -> None:
         """What the cluster looks like when the command begins."""
@@ -37,37 +37,37 @@ async def test_a_broker_is_empty_while_the_command_runs_and_active_afterwards(to
             await asyncio.sleep(0.01)
 
     looking = asyncio.create_task(look())
-    found = await Admin(town, 1).json("brokers", "maintenance", broker, "--command", "sleep 0.3")
+    found = await Admin(cluster, 1).json("brokers", "maintenance", broker, "--command", "sleep 0.3")
     await looking
     assert seen == ["drained, 0 topics"]
     assert (found["topics_moved"], found["state"]) == (1, "active")
-    await town.until(lambda: told.state_of(broker).mode.value == "active")  # type: ignore[union-attr]
+    await cluster.until(lambda: told.state_of(broker).mode.value == "active")  # type: ignore[union-attr]
     assert told.state_of(broker).reason == "maintenance"  # type: ignore[union-attr]
-    assert town.host(TOPIC) is town.node(2), "it comes back when the load is evened out"
+    assert cluster.host(TOPIC) is cluster.node(2), "it comes back when the load is evened out"
 
 
 @pytest.mark.slow
 @clustered(2)
-async def test_a_command_that_fails_leaves_the_broker_drained_and_says_how_to_go_on(town: Town) -> None:
-    broker = town.node(2).id
-    line = await Admin(town, 1).run("brokers", "maintenance", broker, "--command", "exit 3")
+async def test_a_command_that_fails_leaves_the_broker_drained_and_says_how_to_go_on(cluster: ServerCluster) -> None:
+    broker = cluster.node(2).id
+    line = await Admin(cluster, 1).run("brokers", "maintenance", broker, "--command", "exit 3")
     assert line[0] == 1
     assert f"the command ended with 3. Nobody gives it topics until `danube admin brokers activate {broker}`" in line[2]
-    await town.until(lambda: town.node(2).cluster.state_of(broker).mode.value == "drained")  # type: ignore[union-attr]
+    await cluster.until(lambda: cluster.node(2).cluster.state_of(broker).mode.value == "drained")  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
 @clustered(1)
 async def test_what_cannot_be_done_is_refused_before_anything_is(
-    town: Town,
+    cluster: ServerCluster,
 ) -> None:
-    admin = Admin(town, 1)
-    broker = town.node(1).id
+    admin = Admin(cluster, 1)
+    broker = cluster.node(1).id
     assert "no terminal on which to press Enter" in await admin.refused("brokers", "maintenance", broker)
     line = await admin.refused("brokers", "maintenance", broker, "--command", "true")
     assert "single broker cluster" in line
     assert "4711" in await admin.refused("brokers", "maintenance", 4711, "--command", "true")
-    assert town.node(1).cluster.state_of(broker).mode.value == "active"  # type: ignore[union-attr]
+    assert cluster.node(1).cluster.state_of(broker).mode.value == "active"  # type: ignore[union-attr]
 
 
 # --- the waiting, on a script -------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ def test_what_the_blocking_client_lacks_is_said() -> None:
         "flush_log",
         "note_order",
         "publisher",
+        "requests",
         "swap_objects",
-    }  # all but the first two are our own tools'
-    assert "Not there: `describe_storage`" in PAGE
+    }  # requests are for programs with async; all others but the first two are our own tools'
+    assert "Not there: `requests`" in PAGE

@@ -14,7 +14,7 @@ from pydanube.client.messages import StorageInfo
 from pydanube.errors import DeadlineExceeded, DeliveryMismatch, TopicUnknown
 from pydanube.testing.brokers import TestBroker
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from tests.harness.clustered import Town, clustered
+from tests.harness.server_cluster import ServerCluster, clustered
 from tests.support import run
 
 
@@ -41,11 +41,11 @@ class Answered:
 
 
 @clustered(3)
-async def test_every_broker_is_asked_once_for_its_topics(town: Town) -> None:
+async def test_every_broker_is_asked_once_for_its_topics(cluster: ServerCluster) -> None:
     with pytest.MonkeyPatch.context() as patch:
         answered = Answered(patch)
-        topics = [await town.create(f"/default/t{number}", on=1 + number % 3) for number in range(6)]
-        async with pydanube.connect(town.node(1).broker.stream_url) as client:
+        topics = [await cluster.create(f"/default/t{number}", on=1 + number % 3) for number in range(6)]
+        async with pydanube.connect(cluster.node(1).broker.stream_url) as client:
             first = await client.describe_storages(topics)
             assert list(first) == topics and all(isinstance(each, StorageInfo) for each in first.values())
             assert answered.take()[0] == 3  # one to find out, and one to each of the two others
@@ -53,8 +53,8 @@ async def test_every_broker_is_asked_once_for_its_topics(town: Town) -> None:
             questions, infos = answered.take()
             assert questions == 3 and again == first
             assert len(infos) == 6 and all(info.unchanged and not info.descriptors for info in infos)
-            await town.node(2).cluster.requests.unload(topics[0], town.node(2).id)
-            await town.settled(topics[0], 2)
+            await cluster.node(2).cluster.requests.unload(topics[0], cluster.node(2).id)
+            await cluster.settled(topics[0], 2)
             moved = await client.describe_storages(topics)
             assert isinstance(moved[topics[0]], StorageInfo)
             assert all(not info.unchanged for info in answered.take()[1] if info.topic == topics[0])

@@ -19,7 +19,7 @@ from pydanube.client.messages import Message
 from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.errors import ClientClosed, DeadlineExceeded, Refused
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from tests.harness.brokers import ORDERS, Host, make_topic, make_volatile, publish, settle, simulated
+from tests.harness.brokers import ORDERS, BrokerFixture, make_topic, make_volatile, publish, settle, simulated
 from tests.harness.peers import Peer
 from tests.harness.wired import Wires, wired
 
@@ -455,7 +455,7 @@ def greeted_subscribe(**more: Any) -> pb.Subscribe:
 
 @simulated
 async def test_a_peer_that_does_not_hand_over_has_its_deadlines_from_sending() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     await publish(await make_topic(broker), *"abc")
     peer = await Peer.greeted(NativeServer(broker))
     answer = (await peer.ask(subscribe=greeted_subscribe(type=pb.SHARED, first_messages=1))).command.subscribed
@@ -468,7 +468,7 @@ async def test_a_peer_that_does_not_hand_over_has_its_deadlines_from_sending() -
 
 @simulated
 async def test_a_peer_that_hands_over_is_told_so_and_gets_few_at_first_if_it_shares() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     await publish(await make_topic(broker), *"abc")
     peer = await Peer.greeted(NativeServer(broker))
     subscribe = greeted_subscribe(type=pb.SHARED, first_messages=2, hands_over=True)
@@ -488,7 +488,7 @@ async def test_a_peer_that_hands_over_is_told_so_and_gets_few_at_first_if_it_sha
 
 @simulated
 async def test_a_topic_that_keeps_nothing_has_no_deadlines_and_grants_everything() -> None:
-    broker = await Host().boot()
+    broker = await BrokerFixture().boot()
     await make_volatile(broker)
     peer = await Peer.greeted(NativeServer(broker))
     subscribe = greeted_subscribe(type=pb.SHARED, first_messages=2, hands_over=True)
@@ -544,11 +544,11 @@ async def test_what_was_returned_while_a_move_was_tried_is_sent_again(wires: Wir
         await busy.receive()
         topic = wires.broker.topics.get(ORDERS)
         assert isinstance(topic, Topic)
-        topic.freeze("it is moving to another broker")
+        topic.pause("it is moving to another broker")
         other = Worker(client, 0.001)
         task = asyncio.create_task(other.work())
         await busy.stop()
-        topic.thaw()
+        topic.resume()
         await asyncio.sleep(1)
         assert sorted(other.handled) == [*range(1, 10)]
         task.cancel()

@@ -76,7 +76,7 @@ def may_serve(node: Node) -> bool:
 @simulated
 async def test_a_message_that_is_on_disk_when_the_lease_is_over_is_not_acknowledged() -> None:
     """The lease is looked at again between the sync and the receipt."""
-    town = Cluster(tier=SELDOM)
+    cluster = Cluster(tier=SELDOM)
     disks: list[Slow] = []
 
     def wrap(disk: Disk) -> Disk:
@@ -84,17 +84,17 @@ async def test_a_message_that_is_on_disk_when_the_lease_is_over_is_not_acknowled
         found: Any = disks[-1]
         return found  # type: ignore[no-any-return]
 
-    town.wrap_disk = wrap
-    await town.start(2)
-    topic = await town.create("/default/orders", on=1)
-    node, served = town.node(1), await town.served(topic)
+    cluster.wrap_disk = wrap
+    await cluster.start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    node, served = cluster.node(1), await cluster.served(topic)
     assert await publish(node, served, "a") == 0
     disks[0].free.clear()
     sending = asyncio.ensure_future(publish(node, served, "b"))
     await asyncio.sleep(0.1)
     assert may_serve(node) and not sending.done()
     node.metadata.cut = True
-    await town.until(lambda: not may_serve(node))
+    await cluster.until(lambda: not may_serve(node))
     disks[0].free.set()
     with pytest.raises(DanubeError) as refused:
         await sending
@@ -103,78 +103,78 @@ async def test_a_message_that_is_on_disk_when_the_lease_is_over_is_not_acknowled
 
 @simulated
 async def test_a_broker_whose_lease_is_over_delivers_nothing_until_it_has_one_again() -> None:
-    town = await Cluster(tier=SELDOM, unacked_max=2).start(2)
-    topic = await town.create("/default/orders", on=1)
-    node, served = town.node(1), await town.served(topic)
+    cluster = await Cluster(tier=SELDOM, unacked_max=2).start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    node, served = cluster.node(1), await cluster.served(topic)
     stream = await consume(served, "sub", Kind.SHARED)
     for text in numbers(5):
         await publish(node, served, text)
     await asyncio.sleep(0.1)
     assert stream.offsets == [0, 1]
-    for each in town.nodes:
+    for each in cluster.nodes:
         each.metadata.cut = True  # from everybody, so that nobody takes it over
-    await town.until(lambda: not may_serve(node))
+    await cluster.until(lambda: not may_serve(node))
     with pytest.raises(NotServed, match="lease"):
         stream.ack(0)  # which may count nowhere
     stream.subscription.change(limits=DispatchLimits(unacked_max=4))  # there is room
     await asyncio.sleep(10)
     assert stream.offsets == [0, 1]
-    for each in town.nodes:
+    for each in cluster.nodes:
         each.metadata.cut = False
-    await town.until(lambda: len(stream.offsets) == 4)
-    assert town.host(topic) is node
+    await cluster.until(lambda: len(stream.offsets) == 4)
+    assert cluster.host(topic) is node
 
 
 @simulated
 async def test_who_loses_a_topic_keeps_the_files_until_the_object_store_has_what_is_in_them() -> None:
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    node = town.node(1)
-    await publish(node, await town.served(topic), "a")
+    cluster = await Cluster(tier=SELDOM).start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    node = cluster.node(1)
+    await publish(node, await cluster.served(topic), "a")
     node.partition()
-    await town.until(lambda: town.host(topic) is town.node(2))
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(2))
     node.metadata.cut = False  # it hears of its loss, and cannot rescue yet
     await asyncio.sleep(100)
     assert node.topic(topic) is None
     assert await node.disk.list("wal/default/orders") != []
     node.objects.away = False
     await asyncio.sleep(100)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    rows = await (await town.served(topic)).rows(0, 1)
+    assert await cluster.metadata.list(keys.orphans(topic)) == []
+    rows = await (await cluster.served(topic)).rows(0, 1)
     assert [(offset, found.payload) for offset, found in rows] == [(0, b"a")]
     assert await node.disk.list("wal/default/orders") == []
 
 
 @simulated
 async def test_an_object_of_a_lost_epoch_gets_no_descriptor_is_not_read_and_is_named_by_verify() -> None:
-    town = await Cluster(tier=TierConfig(upload_seconds=1.0)).start(2)
-    topic = await town.create("/default/orders", on=1)
-    node = town.node(1)
-    await publish(node, await town.served(topic), "a")
+    cluster = await Cluster(tier=TierConfig(upload_seconds=1.0)).start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    node = cluster.node(1)
+    await publish(node, await cluster.served(topic), "a")
     node.metadata.cut = True
     await asyncio.sleep(3)  # it is put, and cannot be described
-    [name] = [found.key async for found in town.objects.list("default/orders/data-")]
-    found = await _taken_over(town, topic)
+    [name] = [found.key async for found in cluster.objects.list("default/orders/data-")]
+    found = await _taken_over(cluster, topic)
     node.kill()
-    assert await town.descriptors(topic) == [] and found.first_offset == 0
+    assert await cluster.descriptors(topic) == [] and found.first_offset == 0
     stream = await consume(found, "sub", Kind.SHARED, start=0, acks=True)
-    after = await publish(town.node(2), found, "b")
+    after = await publish(cluster.node(2), found, "b")
     await asyncio.sleep(10)
     assert (stream.texts, stream.offsets) == (["b"], [after])
-    assert await town.descriptors(topic) == [(after, after)]
-    assert town.node(2).broker is not None
+    assert await cluster.descriptors(topic) == [(after, after)]
+    assert cluster.node(2).broker is not None
 
     async def tell(progress: VerifyProgress) -> None:
         pass
 
-    desk = StorageDesk(town.node(2).broker.topics, "memory:")
-    report = (await town.node(2).call(desk.verify(topic, repair=False, tell=tell))).report
+    desk = StorageDesk(cluster.node(2).broker.topics, "memory:")
+    report = (await cluster.node(2).call(desk.verify(topic, repair=False, on_progress=tell))).report
     assert [(each.key, each.verdict.fate.value) for each in report.undescribed] == [(name, "orphaned")]
 
 
-async def _taken_over(town: Cluster, topic: TopicName) -> Topic:
-    await town.until(lambda: town.host(topic) is town.node(2))
-    return await town.served(topic)
+async def _taken_over(cluster: Cluster, topic: TopicName) -> Topic:
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(2))
+    return await cluster.served(topic)
 
 
 # --- a topic that leaves ------------------------------------------------------------------------------------
@@ -182,14 +182,14 @@ async def _taken_over(town: Cluster, topic: TopicName) -> Topic:
 
 @simulated
 async def test_what_is_long_to_upload_is_uploaded_while_publishes_go_on() -> None:
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    node, served = town.node(1), await town.served(topic)
+    cluster = await Cluster(tier=SELDOM).start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    node, served = cluster.node(1), await cluster.served(topic)
     for number in range(4):
         await publish(node, served, f"{number}" * 60_000)
     node.objects.delay_max_seconds = 2.0
-    moving = asyncio.ensure_future(town.unload(topic, to=2))
-    await town.until(lambda: phase_of(node, topic) == "upload")
+    moving = asyncio.ensure_future(cluster.unload(topic, to=2))
+    await cluster.until(lambda: phase_of(node, topic) == "upload")
     during = 0
     while phase_of(node, topic) == "upload":
         during += 1
@@ -197,20 +197,20 @@ async def test_what_is_long_to_upload_is_uploaded_while_publishes_go_on() -> Non
         await asyncio.sleep(0.05)
     assert during > 5
     await moving
-    assert await town.value(keys.seal(topic)) is not None
-    assert (await town.served(topic)).head == 4 + during
+    assert await cluster.value(keys.seal(topic)) is not None
+    assert (await cluster.served(topic)).head == 4 + during
 
 
 @simulated
 async def test_nothing_is_forgotten_or_merged_once_a_topic_is_about_to_be_sealed() -> None:
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    node = town.node(1)
-    await publish(node, await town.served(topic), "a")
+    cluster = await Cluster(tier=SELDOM).start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    node = cluster.node(1)
+    await publish(node, await cluster.served(topic), "a")
     assert carried(node, topic) is not None
     node.metadata.delay_max_seconds = 0.5
-    moving = asyncio.ensure_future(town.unload(topic, to=2))
-    await town.until(lambda: phase_of(node, topic) == "seal")
+    moving = asyncio.ensure_future(cluster.unload(topic, to=2))
+    await cluster.until(lambda: phase_of(node, topic) == "seal")
     assert carried(node, topic) is None, "uploads, merges and retention of it have ended"
     await moving
 
@@ -223,25 +223,25 @@ async def test_a_topic_that_cannot_be_opened_is_reported_and_the_others_are_serv
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    town = await Cluster(tier=SELDOM).start(2)
-    broker = town.node(1).broker
+    cluster = await Cluster(tier=SELDOM).start(2)
+    broker = cluster.node(1).broker
     assert broker is not None
-    await town.node(1).call(broker.topics.create_namespace(NamespaceName("state")))
+    await cluster.node(1).call(broker.topics.create_namespace(NamespaceName("state")))
     names = ("/default/bad", "/default/state", "/state/orders", "/state/state")
-    bad, *good = [await town.create(name, on=1) for name in names]
+    bad, *good = [await cluster.create(name, on=1) for name in names]
     for topic in (bad, *good):
-        await publish(town.node(1), await town.served(topic), "a")
-    town.node(1).kill()
-    await town.metadata.transact([], [Put(keys.storage_object(bad, 0), b"none of ours")])
-    began = town.clock.elapsed()
-    await town.node(1).boot()
-    assert town.clock.elapsed() - began < 1.0
+        await publish(cluster.node(1), await cluster.served(topic), "a")
+    cluster.node(1).kill()
+    await cluster.metadata.transact([], [Put(keys.storage_object(bad, 0), b"none of ours")])
+    began = cluster.clock.elapsed()
+    await cluster.node(1).boot()
+    assert cluster.clock.elapsed() - began < 1.0
     for topic in good:
-        assert town.host(topic) is town.node(1)
-        assert await publish(town.node(1), await town.served(topic), "b") == 1
-    restarted = town.node(1).broker
+        assert cluster.host(topic) is cluster.node(1)
+        assert await publish(cluster.node(1), await cluster.served(topic), "b") == 1
+    restarted = cluster.node(1).broker
     assert restarted is not None and list(restarted.topics.unopened) == [bad]
-    state = await town.node(1).call(Overview(restarted).state(bad))
+    state = await cluster.node(1).call(Overview(restarted).state(bad))
     assert state.state == "unassigned" and "it could not be opened here: " in state.sentence
     said = [(record.getMessage(), getattr(record, "topic", "")) for record in caplog.records]
     assert ("failed to reconcile topic", bad) in said

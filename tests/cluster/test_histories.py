@@ -2,7 +2,7 @@
 
 What must hold all the time:
 
-    nobody claims a topic that another broker still serves         } checked by the town,
+    nobody claims a topic that another broker still serves         } checked by the cluster,
     nobody is drained for having been away who was not declared dead} at every change
     leaders write in terms that do not overlap                       by the revision of the leader key they compared
 
@@ -28,7 +28,7 @@ from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import DanubeError, NotServed
 from pydanube.ports import Compare, Delete, Put
 from pydanube.testing.loop import ProcessDied
-from tests.harness.nodes import Node, Town, now, simulate
+from tests.harness.member_cluster import MemberCluster, MemberNode, now, simulate
 
 HISTORIES: Final = 60
 HISTORIES_LONG: Final = 2_000
@@ -48,9 +48,9 @@ class History:
     """One life, from a seed."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = Random(seed)
+        self.rng = Random(seed)
         self.seed = seed
-        self.town: Town
+        self.cluster: MemberCluster
         self.events: list[str] = []
         self.booting: set[int] = set()
 
@@ -58,39 +58,41 @@ class History:
         self.events.append(f"{now():.3f} {event}")
 
     async def run(self) -> None:
-        dice = self.dice
-        town = self.town = Town(seed=self.seed, ttl_seconds=TTL)
-        if dice.random() < 0.5:
-            every = dice.choice([1, 2, 10])
-            town.stores = lambda store: setattr(store, "drop_every", every)
-        await town.boot(*BROKERS)
-        topics = await town.create(*(f"/default/t{number}" for number in range(TOPICS)))
-        for _ in range(dice.randrange(10, 40)):
-            await asyncio.sleep(dice.random() * dice.choice([0.3, 3.0, TTL]))
+        rng = self.rng
+        cluster = self.cluster = MemberCluster(seed=self.seed, ttl_seconds=TTL)
+        if rng.random() < 0.5:
+            every = rng.choice([1, 2, 10])
+            cluster.stores = lambda store: setattr(store, "drop_every", every)
+        await cluster.boot(*BROKERS)
+        topics = await cluster.create(*(f"/default/t{number}" for number in range(TOPICS)))
+        for _ in range(rng.randrange(10, 40)):
+            await asyncio.sleep(rng.random() * rng.choice([0.3, 3.0, TTL]))
             self.disturb()
         await self.calm()
         deadline = now() + CALM_SECONDS
-        while not all(len(town.hosts(topic)) == 1 for topic in topics) or await town.store.list(keys.UNASSIGNED):
+        while not all(len(cluster.hosts(topic)) == 1 for topic in topics) or await cluster.metadata.list(
+            keys.UNASSIGNED
+        ):
             assert now() < deadline, self.report(topics)
             await asyncio.sleep(1.0)
-        revisions = [revision for _, revision in town.leader_writes]
+        revisions = [revision for _, revision in cluster.leader_writes]
         assert revisions == sorted(revisions)
-        assert len(town.leaders) == 1
+        assert len(cluster.leaders) == 1
 
     def disturb(self) -> None:
-        dice, town = self.dice, self.town
-        ready = [node for node in town.nodes if hasattr(node, "entry") and node.process.alive]
-        absent = [broker for broker in BROKERS if broker not in self.booting | {node.broker for node in town.nodes}]
-        what = dice.choice(
+        rng, cluster = self.rng, self.cluster
+        ready = [node for node in cluster.nodes if hasattr(node, "entry") and node.process.alive]
+        absent = [broker for broker in BROKERS if broker not in self.booting | {node.broker for node in cluster.nodes}]
+        what = rng.choice(
             ["kill", "boot", "boot", "pause", "cut", "slow", "lossy", "sick", "heal", "heal", "move", "drain"]
         )
         self.tell(what)
         if what == "boot" and absent:
-            self.boot(dice.choice(absent))
+            self.boot(rng.choice(absent))
             return
         if not ready:
             return
-        node = dice.choice(ready)
+        node = rng.choice(ready)
         self.tell(f"{what} {node.broker}")
         if what == "kill":
             node.kill()
@@ -99,24 +101,24 @@ class History:
         elif what == "pause":
             node.pause() if node.process.held is None else node.resume()
         elif what == "cut":
-            node.store.cut = True
+            node.metadata.cut = True
         elif what == "slow":
-            node.store.delay_max_seconds = dice.choice([0.1, 1.0, 3.0])
+            node.metadata.delay_max_seconds = rng.choice([0.1, 1.0, 3.0])
         elif what == "lossy":
-            node.store.answers_lost = 0.2
+            node.metadata.answers_lost = 0.2
         elif what == "sick":
             node.moves_fail = NotServed("", "the object store is away")
-            node.claims_fail = dice.choice([None, NotServed("", "the disk is full")])
-            node.claim_seconds = dice.choice([0.0, 2.0, 5.0])
+            node.claims_fail = rng.choice([None, NotServed("", "the disk is full")])
+            node.claim_seconds = rng.choice([0.0, 2.0, 5.0])
         elif what == "heal":
             heal(node)
         elif what == "move":
-            topic = dice.choice([*node.cluster.view.hosts] or [None])
+            topic = rng.choice([*node.cluster.view.hosts] or [None])
             if topic is not None:
                 self.ask(node, node.cluster.requests.request_move, topic)
         elif what == "drain":
-            other = BrokerId(dice.choice(BROKERS))
-            request = dice.choice([node.cluster.requests.drain, node.cluster.requests.activate])
+            other = BrokerId(rng.choice(BROKERS))
+            request = rng.choice([node.cluster.requests.drain, node.cluster.requests.activate])
             self.ask(node, request, other)
 
     def boot(self, broker: int) -> None:
@@ -124,7 +126,7 @@ class History:
 
         async def boot() -> None:
             try:
-                await self.town.boot_one(broker)
+                await self.cluster.boot_one(broker)
             except ProcessDied:
                 pass
             finally:
@@ -132,14 +134,14 @@ class History:
 
         asyncio.get_running_loop().create_task(boot())
 
-    def stop(self, node: Node) -> None:
+    def stop(self, node: MemberNode) -> None:
         async def stop() -> None:
             with contextlib.suppress(DanubeError, ProcessDied):
                 await node.stop()
 
         asyncio.get_running_loop().create_task(stop())
 
-    def ask(self, node: Node, request: object, *arguments: object) -> None:
+    def ask(self, node: MemberNode, request: object, *arguments: object) -> None:
         async def ask() -> None:
             with contextlib.suppress(DanubeError, ProcessDied):
                 await node.process.call(request(*arguments))  # type: ignore[operator]
@@ -148,38 +150,38 @@ class History:
 
     async def calm(self) -> None:
         """Everything heals, and everybody is back and active."""
-        town = self.town
+        cluster = self.cluster
         self.tell("calm")
-        for node in list(town.nodes):
+        for node in list(cluster.nodes):
             heal(node)
         await asyncio.sleep(3 * TTL)
         for broker in BROKERS:
-            if broker not in {node.broker for node in town.nodes}:
-                await town.boot_one(broker)
-        for node in list(town.nodes):
+            if broker not in {node.broker for node in cluster.nodes}:
+                await cluster.boot_one(broker)
+        for node in list(cluster.nodes):
             heal(node)
-        asked = town.nodes[0]
+        asked = cluster.nodes[0]
         for broker in BROKERS:
             await asked.process.call(asked.cluster.requests.activate(BrokerId(broker)))
 
     def report(self, topics: list[object]) -> str:
         lines = [*self.events[-40:]]
         for topic in topics:
-            lines.append(f"{topic}: {self.town.hosts(topic)}")  # type: ignore[arg-type]
+            lines.append(f"{topic}: {self.cluster.hosts(topic)}")  # type: ignore[arg-type]
         return "\n".join(lines)
 
 
-def heal(node: Node) -> None:
+def heal(node: MemberNode) -> None:
     node.resume()
-    node.store.cut = False
-    node.store.delay_max_seconds = 0.0
-    node.store.answers_lost = 0.0
+    node.metadata.cut = False
+    node.metadata.delay_max_seconds = 0.0
+    node.metadata.answers_lost = 0.0
     node.moves_fail = node.claims_fail = None
     node.claim_seconds = 0.0
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def drain() -> Iterator[None]:
     """A history logs thousands of lines that nobody reads."""
     logging.disable(logging.CRITICAL)
     yield
@@ -206,7 +208,7 @@ def test_the_same_seed_gives_the_same_life() -> None:
     for _ in range(2):
         history = History(7)
         simulate(history.run(), 7)
-        lives.append((history.events, history.town.claims, history.town.leader_writes))
+        lives.append((history.events, history.cluster.claims, history.cluster.leader_writes))
     assert lives[0] == lives[1]
 
 
@@ -233,12 +235,12 @@ def test_a_broker_that_serves_as_long_as_its_lease_may_last_and_longer_is_found_
 def test_a_claim_of_whatever_owner_there_is_now_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the revision that was judged, two targets of one topic both get it."""
 
-    async def take_over(self: Node, topic: TopicName, marker: Marker, **revisions: int | None) -> None:
-        await asyncio.sleep(self.town.dice.random() * 4)
-        item = await self.store.get(keys.owner(topic))
+    async def take_over(self: MemberNode, topic: TopicName, marker: Marker, **revisions: int | None) -> None:
+        await asyncio.sleep(self.shared.rng.random() * 4)
+        item = await self.metadata.get(keys.owner(topic))
         await self._take(topic, item.revision if item else 0)
 
-    monkeypatch.setattr(Node, "take_over", take_over)
+    monkeypatch.setattr(MemberNode, "take_over", take_over)
     assert complaint_of(range(60)) != ""
 
 

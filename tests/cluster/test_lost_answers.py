@@ -20,39 +20,39 @@ from tests.harness.brokers import numbers, simulated
 
 async def two_with_a_topic(*texts: str) -> tuple[Cluster, TopicName]:
     """Two brokers, and a topic with these messages on the first."""
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    await send(town, topic, *texts)
-    return town, topic
+    cluster = await Cluster(tier=SELDOM).start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    await send(cluster, topic, *texts)
+    return cluster, topic
 
 
-async def move_while_somebody_waits(town: Cluster, topic: TopicName) -> None:
-    new = town.node(2).broker
+async def move_while_somebody_waits(cluster: Cluster, topic: TopicName) -> None:
+    new = cluster.node(2).broker
     assert new is not None
-    town.node(2).metadata.delay_max_seconds = 0.5
-    in_background(town.unload(topic, to=2, asked=town.node(1)))
-    await town.until(lambda: phase_of(town.node(1), topic) != "" or is_ready(town.node(2), topic))
-    in_background(town.node(2).call(new.topics.require(topic)))
+    cluster.node(2).metadata.delay_max_seconds = 0.5
+    in_background(cluster.unload(topic, to=2, asked=cluster.node(1)))
+    await cluster.until(lambda: phase_of(cluster.node(1), topic) != "" or is_ready(cluster.node(2), topic))
+    in_background(cluster.node(2).call(new.topics.require(topic)))
 
 
 @simulated
 async def test_a_claim_whose_answer_and_event_were_lost_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection broke, so the watch did, too: the next try still believes in the marker, and is refused."""
     claim = Ownership.claim.__func__  # type: ignore[attr-defined]
-    town, topic = await two_with_a_topic("a", "b")
+    cluster, topic = await two_with_a_topic("a", "b")
 
     async def silent(cls: type[Ownership], *args: Any, **options: Any) -> Ownership:
         monkeypatch.setattr(Ownership, "claim", classmethod(claim))
-        town.node(2).metadata.drop_every = 1
+        cluster.node(2).metadata.drop_every = 1
         await claim(cls, *args, **options)
         assert options["reserve_end"] is not None
         raise Unreachable("the metadata store", "its answer was lost")
 
     monkeypatch.setattr(Ownership, "claim", classmethod(silent))
-    await move_while_somebody_waits(town, topic)
-    await town.until(lambda: town.host(topic) is town.node(2))
-    assert await send(town, topic, "c") == [2]
-    assert await orphans(town, topic) == 0 and await town.metadata.list(keys.voids(topic)) == []
+    await move_while_somebody_waits(cluster, topic)
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(2))
+    assert await send(cluster, topic, "c") == [2]
+    assert await orphans(cluster, topic) == 0 and await cluster.metadata.list(keys.voids(topic)) == []
 
 
 @simulated
@@ -60,7 +60,7 @@ async def test_a_claim_that_comes_between_the_next_look_and_the_next_claim_leave
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     claim = Ownership.claim.__func__  # type: ignore[attr-defined]
-    town, topic = await two_with_a_topic("a", "b")
+    cluster, topic = await two_with_a_topic("a", "b")
     first: list[Any] = []
 
     async def late(cls: type[Ownership], *args: Any, **options: Any) -> Ownership:
@@ -72,11 +72,11 @@ async def test_a_claim_that_comes_between_the_next_look_and_the_next_claim_leave
         return await claim(cls, *args, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Ownership, "claim", classmethod(late))
-    await move_while_somebody_waits(town, topic)
-    await town.until(lambda: town.host(topic) is town.node(2))
+    await move_while_somebody_waits(cluster, topic)
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(2))
     assert first[1]["reserve_end"] is not None
-    assert await send(town, topic, "c") == [2]
-    assert await orphans(town, topic) == 0 and await town.metadata.list(keys.voids(topic)) == []
+    assert await send(cluster, topic, "c") == [2]
+    assert await orphans(cluster, topic) == 0 and await cluster.metadata.list(keys.voids(topic)) == []
 
 
 @simulated
@@ -84,7 +84,7 @@ async def test_of_two_claims_without_an_answer_it_may_be_the_first_that_was_made
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     claim = Ownership.claim.__func__  # type: ignore[attr-defined]
-    town, topic = await two_with_a_topic("a", "b")
+    cluster, topic = await two_with_a_topic("a", "b")
     tries: list[int | None] = []
 
     async def silent(cls: type[Ownership], *args: Any, **options: Any) -> Ownership:
@@ -96,10 +96,10 @@ async def test_of_two_claims_without_an_answer_it_may_be_the_first_that_was_made
         raise Unreachable("the metadata store", "it does not answer in time")
 
     monkeypatch.setattr(Ownership, "claim", classmethod(silent))
-    await move_while_somebody_waits(town, topic)
-    await town.until(lambda: town.host(topic) is town.node(2))
+    await move_while_somebody_waits(cluster, topic)
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(2))
     assert len(tries) == 2 and tries[0] is not None
-    assert await send(town, topic, "c") == [2]
+    assert await send(cluster, topic, "c") == [2]
 
 
 @simulated
@@ -108,11 +108,11 @@ async def test_a_topic_that_was_claimed_and_could_not_be_opened_then_leaves_no_g
 ) -> None:
     """Of a lost owner's topic what the store has is read behind the claim: an answer may be missing there."""
     load = TopicTier.load
-    town, topic = await two_with_a_topic("a", "b")
+    cluster, topic = await two_with_a_topic("a", "b")
     reserved: list[int] = []
 
     async def away(tier: TopicTier, known: Any = None) -> None:
-        found = await town.value(keys.reserve(topic))
+        found = await cluster.value(keys.reserve(topic))
         reserved.append(found["end"])
         monkeypatch.setattr(TopicTier, "load", load)
         raise Unreachable("the metadata store", "it does not answer in time")
@@ -125,23 +125,23 @@ async def test_a_topic_that_was_claimed_and_could_not_be_opened_then_leaves_no_g
         return await claim(cls, *args, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Ownership, "claim", classmethod(noted))
-    new = town.node(2).broker
+    new = cluster.node(2).broker
     assert new is not None and new.cluster is not None
-    cluster = new.cluster
+    member = new.cluster
     monkeypatch.setattr(TopicTier, "load", away)
-    town.node(1).kill()
+    cluster.node(1).kill()
 
     def expected() -> bool:
-        marker = cluster.marker_of(topic)
+        marker = member.marker_of(topic)
         return marker is not None and marker.to == new.broker_id
 
-    town.node(2).metadata.delay_max_seconds = 0.5
-    await town.until(expected)
-    in_background(town.node(2).call(new.topics.require(topic)))
-    await town.until(lambda: town.host(topic) is town.node(2))
+    cluster.node(2).metadata.delay_max_seconds = 0.5
+    await cluster.until(expected)
+    in_background(cluster.node(2).call(new.topics.require(topic)))
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(2))
     assert reserved[0] > starts[0], "it was reserved with the claim"
     assert starts == [starts[0]] * 2, "nothing was given out in between"
-    assert await town.metadata.list(keys.voids(topic)) == []
+    assert await cluster.metadata.list(keys.voids(topic)) == []
 
 
 @simulated
@@ -149,7 +149,7 @@ async def test_a_seal_that_is_given_up_by_a_write_whose_answer_is_lost_leaves_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reassert = Ownership.reassert
-    town, topic = await two_with_a_topic("a")
+    cluster, topic = await two_with_a_topic("a")
     release = Ownership.release
 
     async def unheard(owned: Ownership, *arguments: Any) -> None:
@@ -165,46 +165,46 @@ async def test_a_seal_that_is_given_up_by_a_write_whose_answer_is_lost_leaves_th
 
     monkeypatch.setattr(Ownership, "release", unheard)
     monkeypatch.setattr(Ownership, "reassert", silent)
-    moving = in_background(town.unload(topic, to=2, asked=town.node(1)))
-    await town.until(moving.done, 300.0)
-    found = await town.served(topic)
-    assert found.ownership.revision == (await town.metadata.list(keys.owner(topic)))[0].revision
+    moving = in_background(cluster.unload(topic, to=2, asked=cluster.node(1)))
+    await cluster.until(moving.done, 300.0)
+    found = await cluster.served(topic)
+    assert found.ownership.revision == (await cluster.metadata.list(keys.owner(topic)))[0].revision
     assert found._closing is None, str(found._closing)
 
 
-def slow_behind_the_seal(monkeypatch: pytest.MonkeyPatch, town: Cluster, seconds: float) -> None:
+def slow_behind_the_seal(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, seconds: float) -> None:
     """The object store answers the old owner slowly from then on."""
     release = Ownership.release
 
     async def slow(owned: Ownership, *arguments: Any) -> None:
         monkeypatch.setattr(Ownership, "release", release)
         await release(owned, *arguments)
-        town.node(1).objects.delay_max_seconds = seconds
+        cluster.node(1).objects.delay_max_seconds = seconds
 
     monkeypatch.setattr(Ownership, "release", slow)
 
 
 @simulated
 async def test_a_topic_can_come_back_while_its_last_snapshot_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    town, topic = await two_with_a_topic(*numbers(5))
-    slow_behind_the_seal(monkeypatch, town, 100.0)
-    in_background(town.unload(topic, to=2, asked=town.node(2)))
-    await town.until(lambda: town.host(topic) is town.node(2))
-    in_background(town.unload(topic, to=1, asked=town.node(2)))
-    await town.until(lambda: town.host(topic) is town.node(1), 5.0)
+    cluster, topic = await two_with_a_topic(*numbers(5))
+    slow_behind_the_seal(monkeypatch, cluster, 100.0)
+    in_background(cluster.unload(topic, to=2, asked=cluster.node(2)))
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(2))
+    in_background(cluster.unload(topic, to=1, asked=cluster.node(2)))
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(1), 5.0)
 
 
 @simulated
 async def test_a_topic_that_is_deleted_right_after_a_move_leaves_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    town, topic = await two_with_a_topic(*numbers(5))
-    slow_behind_the_seal(monkeypatch, town, 5.0)
-    in_background(town.unload(topic, to=2, asked=town.node(1)))
-    await town.until(lambda: town.host(topic) is town.node(2))
-    new = town.node(2).broker
+    cluster, topic = await two_with_a_topic(*numbers(5))
+    slow_behind_the_seal(monkeypatch, cluster, 5.0)
+    in_background(cluster.unload(topic, to=2, asked=cluster.node(1)))
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(2))
+    new = cluster.node(2).broker
     assert new is not None
-    await town.node(2).call(new.topics.delete(topic))
+    await cluster.node(2).call(new.topics.delete(topic))
     await asyncio.sleep(60)
-    assert [each.key async for each in town.objects.list("default/orders/")] == []
+    assert [each.key async for each in cluster.objects.list("default/orders/")] == []
 
 
 @simulated
@@ -212,8 +212,8 @@ async def test_who_reads_the_history_anew_behind_a_seal_without_an_answer_does_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As an operator who asks for retention, or a rescue, at the wrong moment: both waited for the upload to end."""
-    town, topic = await two_with_a_topic("a", "b")
-    storage = (await town.served(topic)).storage
+    cluster, topic = await two_with_a_topic("a", "b")
+    storage = (await cluster.served(topic)).storage
     assert storage is not None
     uploader, carried = storage.uploader, storage.uploader.get(topic)
     assert carried is not None
@@ -237,10 +237,10 @@ async def test_who_reads_the_history_anew_behind_a_seal_without_an_answer_does_n
 
     carried.read_retention = slowly
     monkeypatch.setattr(Ownership, "release", silent)
-    town.node(1).objects.delay_max_seconds = 0.5
-    moving = in_background(town.unload(topic, to=2, asked=town.node(2)))
-    await town.until(lambda: phase_of(town.node(1), topic) in ("cursors", "rest") and carried.working.locked())
-    in_background(town.node(1).call(retain()))
-    await town.until(lambda: town.host(topic) is town.node(2))
+    cluster.node(1).objects.delay_max_seconds = 0.5
+    moving = in_background(cluster.unload(topic, to=2, asked=cluster.node(2)))
+    await cluster.until(lambda: phase_of(cluster.node(1), topic) in ("cursors", "rest") and carried.working.locked())
+    in_background(cluster.node(1).call(retain()))
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(2))
     await asyncio.sleep(5)
-    assert moving.done() and town.node(1).topic(topic) is None, "it is closed where it was"
+    assert moving.done() and cluster.node(1).topic(topic) is None, "it is closed where it was"

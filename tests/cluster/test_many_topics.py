@@ -14,16 +14,16 @@ from pydanube.errors import NotServed
 from pydanube.ports import Delete, Event, Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.testing.loop import SimClock
-from tests.harness.nodes import Node, Town, simulated
+from tests.harness.member_cluster import MemberCluster, MemberNode, simulated
 
 MANY = 1_000
 
 
-def redirected(town: Town) -> list[TopicName]:
+def redirected(cluster: MemberCluster) -> list[TopicName]:
     """Topics for which another target was named before anybody had claimed them."""
     found: list[TopicName] = []
     targets: dict[TopicName, BrokerId] = {}
-    for topic, marker in town.markers:
+    for topic, marker in cluster.markers:
         if marker is not None and marker.to is not None:
             if targets.get(topic, marker.to) != marker.to:
                 found.append(topic)
@@ -31,7 +31,7 @@ def redirected(town: Town) -> list[TopicName]:
     return found
 
 
-async def with_many(town: Town, node: Node, count: int = MANY) -> list[TopicName]:
+async def with_many(cluster: MemberCluster, node: MemberNode, count: int = MANY) -> list[TopicName]:
     """Topics that this broker is given, all at once."""
     topics = [TopicName(f"/default/t{number:04}") for number in range(count)]
     for first in range(0, count, 50):
@@ -40,43 +40,43 @@ async def with_many(town: Town, node: Node, count: int = MANY) -> list[TopicName
             for topic in topics[first : first + 50]
             for put in (Put(keys.topic(topic), b"null"), Put(keys.unassigned(topic), b"null"))
         ]
-        await town.store.transact([], puts)
-    await town.until(lambda: all(topic in node.owned for topic in topics), 30.0)
+        await cluster.metadata.transact([], puts)
+    await cluster.until(lambda: all(topic in node.owned for topic in topics), 30.0)
     return topics
 
 
 @simulated
 async def test_a_thousand_topics_of_a_dead_broker_are_taken_over_and_none_is_redirected() -> None:
     """32 claims at once, half a second each: a taker is at it for eight seconds, the last topic waits as long."""
-    town = Town(ttl_seconds=5.0)
-    [a] = await town.boot(1)
-    topics = await with_many(town, a)
-    b, c = await town.boot(2, 3)
+    cluster = MemberCluster(ttl_seconds=5.0)
+    [a] = await cluster.boot(1)
+    topics = await with_many(cluster, a)
+    b, c = await cluster.boot(2, 3)
     await asyncio.sleep(6.0)
-    town.markers.clear()
-    claims = len(town.claims)
+    cluster.markers.clear()
+    claims = len(cluster.claims)
     b.claim_seconds = c.claim_seconds = 0.5
     a.kill()
-    await town.until(lambda: len(b.owned) + len(c.owned) == MANY, 5.0 + 9.0)
-    assert redirected(town) == []
-    assert len(town.claims) - claims == MANY
+    await cluster.until(lambda: len(b.owned) + len(c.owned) == MANY, 5.0 + 9.0)
+    assert redirected(cluster) == []
+    assert len(cluster.claims) - claims == MANY
     assert abs(len(b.owned) - len(c.owned)) <= 1
     assert sorted([*b.owned, *c.owned]) == topics
 
 
 @simulated
 async def test_a_taker_that_stops_claiming_half_way_loses_only_what_it_has_not_claimed() -> None:
-    town = Town(ttl_seconds=5.0)
-    [a] = await town.boot(1)
-    await with_many(town, a, 400)
-    b, c = await town.boot(2, 3)
+    cluster = MemberCluster(ttl_seconds=5.0)
+    [a] = await cluster.boot(1)
+    await with_many(cluster, a, 400)
+    b, c = await cluster.boot(2, 3)
     await asyncio.sleep(6.0)
     b.claim_seconds = c.claim_seconds = 0.2
     a.kill()
-    await town.until(lambda: len(b.owned) >= 64, 10.0)
+    await cluster.until(lambda: len(b.owned) >= 64, 10.0)
     b.claims_fail = NotServed("", "its disk is full")
     has = dict(b.owned)
-    await town.until(lambda: len(b.owned) + len(c.owned) == 400, 10.0)
+    await cluster.until(lambda: len(b.owned) + len(c.owned) == 400, 10.0)
     assert set(has) <= set(b.owned) and len(b.owned) < 130
 
 
@@ -85,15 +85,15 @@ async def test_a_topic_that_is_claimed_is_not_claimed_again_before_the_watch_has
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The watch of the broker that claims is late by a second; it looks at its markers all the time."""
-    town = Town()
-    town.stores = lambda store: setattr(store, "delay_max_seconds", 0.5)
-    a, b = await town.boot(1, 2)
+    cluster = MemberCluster()
+    cluster.stores = lambda store: setattr(store, "delay_max_seconds", 0.5)
+    a, b = await cluster.boot(1, 2)
     await asyncio.sleep(3.0)
     with caplog.at_level(logging.WARNING):
-        topics = await town.create(*(f"/default/t{number}" for number in range(50)))
-        await town.until(lambda: len(a.owned) + len(b.owned) == 50, 30.0)
+        topics = await cluster.create(*(f"/default/t{number}" for number in range(50)))
+        await cluster.until(lambda: len(a.owned) + len(b.owned) == 50, 30.0)
         await asyncio.sleep(5.0)
-    assert len(town.claims) == 50
+    assert len(cluster.claims) == 50
     assert [record for record in caplog.records if "cannot be taken" in record.message] == []
     assert sorted([*a.owned, *b.owned]) == sorted(topics)
 
@@ -121,21 +121,21 @@ async def test_what_this_process_deleted_is_not_seen_again_when_the_watch_tells_
 
 @simulated
 async def test_a_refused_claim_reads_a_few_keys_and_not_the_whole_cluster() -> None:
-    town = Town()
-    a, b = await town.boot(1, 2)
+    cluster = MemberCluster()
+    a, b = await cluster.boot(1, 2)
     await asyncio.sleep(1.0)
-    [topic] = await town.create_on(a, "/default/owned")
+    [topic] = await cluster.create_on(a, "/default/owned")
     listed = []
-    real = town.store.list
+    real = cluster.metadata.list
 
     async def counted(prefix: str) -> list[object]:
         listed.append(prefix)
         return list(await real(prefix))
 
-    town.store.list = counted  # type: ignore[assignment]
+    cluster.metadata.list = counted  # type: ignore[assignment]
     marker = b'{"reason": "shutdown", "from_broker": 1, "ready": true, "to": 2}'
-    await town.store.transact([], [Put(keys.unassigned(topic), marker)])
+    await cluster.metadata.transact([], [Put(keys.unassigned(topic), marker)])
     await asyncio.sleep(2.0)
-    assert town.hosts(topic) == [BrokerId(1)]
+    assert cluster.hosts(topic) == [BrokerId(1)]
     assert b.owned == {}
     assert listed == []

@@ -18,7 +18,7 @@ from pydanube.testing.cluster import Cluster, Node
 from tests.harness.brokers import simulated
 
 
-async def with_topics(town: Cluster, node: Node, count: int) -> list[TopicName]:
+async def with_topics(cluster: Cluster, node: Node, count: int) -> list[TopicName]:
     """Topics that this broker has, the only one that runs."""
     topics = [TopicName(f"/default/t{number:04}") for number in range(count)]
     for first in range(0, count, 30):
@@ -32,8 +32,8 @@ async def with_topics(town: Cluster, node: Node, count: int) -> list[TopicName]:
                 Put(keys.unassigned(topic), b"null"),
             )
         ]
-        await town.metadata.transact([], puts)
-    await town.until(lambda: len(loaded(node)) == count, 120.0)
+        await cluster.metadata.transact([], puts)
+    await cluster.until(lambda: len(loaded(node)) == count, 120.0)
     return topics
 
 
@@ -42,12 +42,12 @@ def loaded(node: Node) -> list[TopicName]:
     return sorted(topic.name for topic in node.broker.topics.loaded)
 
 
-async def join(town: Cluster, *numbers: int) -> list[Node]:
+async def join(cluster: Cluster, *numbers: int) -> list[Node]:
     for number in numbers:
-        town.nodes.append(Node(town, number))
-        await town.nodes[-1].boot()
-    await asyncio.sleep(town.config.cluster.ttl_seconds + 1.0)
-    return town.nodes[-len(numbers) :]
+        cluster.nodes.append(Node(cluster, number))
+        await cluster.nodes[-1].boot()
+    await asyncio.sleep(cluster.config.cluster.ttl_seconds + 1.0)
+    return cluster.nodes[-len(numbers) :]
 
 
 @simulated
@@ -56,15 +56,15 @@ async def test_brokers_take_very_many_topics_over_and_none_is_redirected(
 ) -> None:
     """A taker claims four at a time, and every way to the metadata store takes a while: the last waits for long."""
     monkeypatch.setattr(assignment_reconciler, "CLAIMS_MAX", 4)
-    town = await Cluster(ttl_seconds=5.0).start(1)
-    first = town.node(1)
-    topics = await with_topics(town, first, 200)
-    takers = await join(town, 2, 3)
+    cluster = await Cluster(ttl_seconds=5.0).start(1)
+    first = cluster.node(1)
+    topics = await with_topics(cluster, first, 200)
+    takers = await join(cluster, 2, 3)
     for node in takers:
         node.metadata.delay_max_seconds = 0.2
     targets: dict[TopicName, int] = {}
     redirected: list[TopicName] = []
-    change = town.metadata._change
+    change = cluster.metadata._change
 
     def watched(operations):  # type: ignore[no-untyped-def]
         change(operations)
@@ -75,10 +75,10 @@ async def test_brokers_take_very_many_topics_over_and_none_is_redirected(
             if topic is not None and target is not None and targets.setdefault(topic, target) != target:
                 redirected.append(topic)
 
-    town.metadata._change = watched  # type: ignore[method-assign]
+    cluster.metadata._change = watched  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING):
         first.kill()
-        took = await town.until(lambda: sum(len(loaded(node)) for node in takers) == 200, 60.0)
+        took = await cluster.until(lambda: sum(len(loaded(node)) for node in takers) == 200, 60.0)
     assert took > 5.0 + 3.0, "otherwise this proves nothing"
     assert redirected == []
     assert sorted(topic for node in takers for topic in loaded(node)) == topics
@@ -88,8 +88,8 @@ async def test_brokers_take_very_many_topics_over_and_none_is_redirected(
 @simulated
 async def test_a_broker_that_makes_a_topic_and_gets_it_has_it_open_when_it_answers() -> None:
     """Its view knows of the claim before the topic is open."""
-    town = await Cluster().start(1)
-    node = town.node(1)
+    cluster = await Cluster().start(1)
+    node = cluster.node(1)
     assert node.broker is not None
     node.metadata.delay_max_seconds = 0.3
     for number in range(10):
@@ -101,26 +101,26 @@ async def test_a_broker_that_makes_a_topic_and_gets_it_has_it_open_when_it_answe
 @simulated
 async def test_a_stop_seals_sixteen_topics_at_once() -> None:
     """Four hundred, each of which takes most of a second: in 30 s, of which the last is the leaving."""
-    town = await Cluster(ttl_seconds=5.0).start(1)
-    await with_topics(town, town.node(1), 400)
-    [taker] = await join(town, 2)
-    town.node(1).metadata.delay_max_seconds = 0.4
-    began = town.clock.elapsed()
-    await town.node(1).stop()
-    assert town.clock.elapsed() - began < 30.0
-    await town.until(lambda: len(loaded(taker)) == 400, 5.0)
+    cluster = await Cluster(ttl_seconds=5.0).start(1)
+    await with_topics(cluster, cluster.node(1), 400)
+    [taker] = await join(cluster, 2)
+    cluster.node(1).metadata.delay_max_seconds = 0.4
+    began = cluster.clock.elapsed()
+    await cluster.node(1).stop()
+    assert cluster.clock.elapsed() - began < 30.0
+    await cluster.until(lambda: len(loaded(taker)) == 400, 5.0)
 
 
 @simulated
 async def test_what_a_stop_could_not_hand_over_is_an_error_in_the_last_line(caplog: pytest.LogCaptureFixture) -> None:
-    town = Cluster(ttl_seconds=5.0)
-    town.config = replace(town.config, cluster=replace(town.config.cluster, shutdown_seconds=3.0))
-    await town.start(1)
-    await with_topics(town, town.node(1), 40)
-    await join(town, 2)
-    town.node(1).metadata.delay_max_seconds = 2.0
+    cluster = Cluster(ttl_seconds=5.0)
+    cluster.config = replace(cluster.config, cluster=replace(cluster.config.cluster, shutdown_seconds=3.0))
+    await cluster.start(1)
+    await with_topics(cluster, cluster.node(1), 40)
+    await join(cluster, 2)
+    cluster.node(1).metadata.delay_max_seconds = 2.0
     with caplog.at_level(logging.INFO):
-        await town.node(1).stop()
+        await cluster.node(1).stop()
     ends = [record for record in caplog.records if record.message.startswith("broker stopped")]
     assert [record.levelname for record in ends] == ["ERROR"]
     assert ends[0].__dict__["topics"] > 0
@@ -130,9 +130,9 @@ async def test_what_a_stop_could_not_hand_over_is_an_error_in_the_last_line(capl
 
 @simulated
 async def test_a_stop_that_hands_everything_over_says_so_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    town = await Cluster(ttl_seconds=5.0).start(1)
-    await with_topics(town, town.node(1), 5)
-    await join(town, 2)
+    cluster = await Cluster(ttl_seconds=5.0).start(1)
+    await with_topics(cluster, cluster.node(1), 5)
+    await join(cluster, 2)
     with caplog.at_level(logging.INFO):
-        await town.node(1).stop()
+        await cluster.node(1).stop()
     assert [record.levelname for record in caplog.records if record.message == "broker stopped"] == ["INFO"]

@@ -35,13 +35,13 @@ def every_second(count: int) -> tuple[OffsetRange, ...]:
     return tuple(OffsetRange(offset, offset + 1) for offset in range(1, count, 2))
 
 
-async def scattered(town: Cluster, topic: TopicName, count: int, names: Sequence[str] = (SUB,)) -> Topic:
+async def scattered(cluster: Cluster, topic: TopicName, count: int, names: Sequence[str] = (SUB,)) -> Topic:
     """Every second message is acknowledged; whoever did so has left."""
-    served = await town.served(topic)
+    served = await cluster.served(topic)
     for name in names:
         stream = await consume(served, name, Kind.SHARED)
         stream.leave()
-    await publish(town.node(1), served, count)
+    await publish(cluster.node(1), served, count)
     for name in names:
         served.subscriptions[SubscriptionName(name)].ack_ranges(every_second(count))
     return served
@@ -55,25 +55,25 @@ async def delivered(topic: Topic, name: str = SUB) -> Stream:
 
 @simulated
 async def test_nothing_acknowledged_comes_again_after_a_move_however_scattered() -> None:
-    town = await Cluster().start(3)
-    topic = await town.create("/default/orders", on=1)
-    await scattered(town, topic, 5_000)
+    cluster = await Cluster().start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    await scattered(cluster, topic, 5_000)
     await asyncio.sleep(10)  # an ordinary save has cut it at 4 KiB meanwhile
-    await town.unload(topic, to=2)
-    assert (await delivered(await town.served(topic))).offsets == list(range(0, 5_000, 2))
-    (move,) = _moves(town.node(1)).past_moves(topic)
+    await cluster.unload(topic, to=2)
+    assert (await delivered(await cluster.served(topic))).offsets == list(range(0, 5_000, 2))
+    (move,) = _moves(cluster.node(1)).past_moves(topic)
     assert not move.failure and not move.notes
 
 
 @simulated
 async def test_nothing_acknowledged_comes_again_after_a_broker_was_told_to_stop() -> None:
-    town = await Cluster().start(3)
-    topic = await town.create("/default/orders", on=1)
-    await scattered(town, topic, 5_000)
+    cluster = await Cluster().start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    await scattered(cluster, topic, 5_000)
     await asyncio.sleep(10)
-    await town.node(1).stop()
-    await town.until(lambda: town.host(topic) not in (None, town.node(1)))
-    assert (await delivered(await town.served(topic))).offsets == list(range(0, 5_000, 2))
+    await cluster.node(1).stop()
+    await cluster.until(lambda: cluster.host(topic) not in (None, cluster.node(1)))
+    assert (await delivered(await cluster.served(topic))).offsets == list(range(0, 5_000, 2))
 
 
 def test_a_move_that_cuts_acknowledgements_says_so_in_its_answer(
@@ -83,13 +83,13 @@ def test_a_move_that_cuts_acknowledgements_says_so_in_its_answer(
 
     @simulated
     async def move() -> None:
-        town = await Cluster().start(3)
-        topic = await town.create("/default/orders", on=1)
-        await scattered(town, topic, 200)
-        old = town.node(1).broker
+        cluster = await Cluster().start(3)
+        topic = await cluster.create("/default/orders", on=1)
+        await scattered(cluster, topic, 200)
+        old = cluster.node(1).broker
         assert old is not None
-        await town.unload(topic, to=2)
-        again = await delivered(await town.served(topic))
+        await cluster.unload(topic, to=2)
+        again = await delivered(await cluster.served(topic))
         assert len(again.offsets) == 100 + 53 and len(set(again.offsets)) == 153
         [answer] = Moves(old, None).past_here(topic)  # type: ignore[arg-type]
         [note] = answer.notes
@@ -106,20 +106,20 @@ def test_a_move_that_cuts_acknowledgements_says_so_in_its_answer(
 @pytest.mark.parametrize("saved", [False, True])
 @simulated
 async def test_an_owner_that_dies_between_its_cursors_and_its_seal_has_saved_only_what_is_true(saved: bool) -> None:
-    town = await Cluster().start(3)
-    topic = await town.create("/default/orders", on=1)
-    served = await scattered(town, topic, 5_000, ["a", "b"])
+    cluster = await Cluster().start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    served = await scattered(cluster, topic, 5_000, ["a", "b"])
     await asyncio.sleep(10)
     if saved:
-        await town.node(1).call(served.save_cursors())
-    town.node(1).kill()
+        await cluster.node(1).call(served.save_cursors())
+    cluster.node(1).kill()
     for name in ("a", "b"):
-        holes = await town.metadata.get(keys.ack_holes(topic, SubscriptionName(name)))
+        holes = await cluster.metadata.get(keys.ack_holes(topic, SubscriptionName(name)))
         assert holes is not None and (len(holes.value) > 4096) == saved
-    await town.until(lambda: town.host(topic) not in (None, town.node(1)))
-    await town.node(1).boot()
+    await cluster.until(lambda: cluster.host(topic) not in (None, cluster.node(1)))
+    await cluster.node(1).boot()
     for name in ("a", "b"):
-        stream = await consume(await town.served(topic), name, Kind.SHARED, acks=True)
+        stream = await consume(await cluster.served(topic), name, Kind.SHARED, acks=True)
         await asyncio.sleep(30)  # what was on the disk of the dead is brought back
         unacked = set(range(0, 5_000, 2))
         assert set(stream.offsets) >= unacked, "nothing is lost"
@@ -128,15 +128,15 @@ async def test_an_owner_that_dies_between_its_cursors_and_its_seal_has_saved_onl
 
 @simulated
 async def test_an_ack_that_could_not_be_taken_before_a_move_counts_at_the_next_owner_before_it_is_sent() -> None:
-    town = await Cluster().start(3)
-    topic = await town.create("/default/orders", on=1)
-    served = await town.served(topic)
+    cluster = await Cluster().start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    served = await cluster.served(topic)
     stream = await consume(served, SUB, Kind.SHARED)
-    await publish(town.node(1), served, 10)
+    await publish(cluster.node(1), served, 10)
     await asyncio.sleep(0.1)
     assert stream.offsets == list(range(10))
-    await town.unload(topic, to=2)
-    new = await town.served(topic)
+    await cluster.unload(topic, to=2)
+    new = await cluster.served(topic)
     new.subscriptions[SUB].ack_ranges((OffsetRange(2, 9),))
     assert (await delivered(new)).offsets == [0, 1, 9]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from pydanube.broker import schema_door, take_over
+from pydanube.broker import schema_enforcer, take_over
 from pydanube.broker.schemas import SchemaRegistry
 from pydanube.core import keys
 from pydanube.core.names import TopicName
-from pydanube.core.schemas.door import TopicSchema
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.core.schemas.kinds import Policy
 from pydanube.core.schemas.refusals import SchemaRefused
 from pydanube.core.schemas.subjects import SchemaVersion, SubjectRecord
@@ -132,7 +132,7 @@ async def is_held_to_its_schema(town: Cluster, topic: TopicName) -> None:
     host = town.host(topic)
     assert host is not None
     found = host.topic(topic)
-    assert found is not None and found.door.config == ENFORCED, "subject, policy and payload validation"
+    assert found is not None and found.enforcer.config == ENFORCED, "subject, policy and payload validation"
     await publish(town, topic, 1, 1)
     for wrong in ((), (1, 9)):
         with pytest.raises(SchemaRefused):
@@ -175,7 +175,7 @@ def test_unload_crash_and_restart_keep_subject_and_policy_and_deleting_removes_t
 
 
 def test_a_planted_defect_that_keeps_the_label_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right: Callable[[TopicName, Item | None, Item | None], TopicSchema] = schema_door.topic_schema
+    right: Callable[[TopicName, Item | None, Item | None], TopicSchema] = schema_enforcer.topic_schema
 
     def label_only(name: TopicName, chosen: Item | None, label: Item | None) -> TopicSchema:
         return TopicSchema(right(name, chosen, label).subject)
@@ -236,11 +236,11 @@ async def test_a_message_that_waits_for_its_schema_while_the_topic_leaves_is_not
     producer = await found.add_producer("producer")
     asking = asyncio.ensure_future(found.publish(producer, message("{}")._replace(schema_id=1, schema_version=1)))
     await asyncio.sleep(0)
-    found.freeze("it moves")
+    found.pause("it moves")
     with pytest.raises(NotServed, match="it moves"):
         await asking
     assert found.head == 0
-    found.thaw()
+    found.resume()
 
 
 @simulated
@@ -255,4 +255,4 @@ async def test_what_is_stored_and_none_of_ours_is_an_error_and_never_no_schema()
         await node.broker.schemas.record("orders")
     await town.metadata.transact([], [Put(keys.schema_config(topic), b'{"validation_policy": 7}')])
     with pytest.raises(InvalidObject, match="schema of /default/orders"):
-        schema_door.topic_schema(topic, await town.metadata.get(keys.schema_config(topic)), None)
+        schema_enforcer.topic_schema(topic, await town.metadata.get(keys.schema_config(topic)), None)

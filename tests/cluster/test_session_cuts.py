@@ -15,7 +15,7 @@ from pydanube.errors import SessionUnknown
 from pydanube.formats.batch import Batch, encode, rows_of
 from pydanube.history import tier
 from pydanube.testing.cluster import Cluster
-from tests.harness.brokers import ORDERS, Host, find_topic, make_topic, message, simulated, small_wal
+from tests.harness.brokers import ORDERS, BrokerFixture, find_topic, make_topic, message, simulated, small_wal
 
 
 def batch(producer: int, session: int, sequence: int) -> Batch:
@@ -34,16 +34,16 @@ async def test_sessions_that_do_not_fit_into_a_seal_are_counted_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hand_over, "SESSIONS_BYTES_MAX", 200)
-    town = await Cluster().start(2)
-    topic = await town.create(ORDERS, on=1)
-    await town.publish(topic, ten_producers)
-    owner = town.node(1).broker
+    cluster = await Cluster().start(2)
+    topic = await cluster.create(ORDERS, on=1)
+    await cluster.publish(topic, ten_producers)
+    owner = cluster.node(1).broker
     assert owner is not None
-    await town.unload(topic, to=2)
-    await town.until(lambda: town.host(topic) is town.node(2))
+    await cluster.unload(topic, to=2)
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(2))
     assert owner.telemetry.wal.sessions_cut["seal"] == 7
     assert "sessions of producers cut in a seal: they begin anew with the next owner" in caplog.messages
-    assert len((await town.served(topic)).log.sessions) == 10  # those of objects are learned besides
+    assert len((await cluster.served(topic)).log.sessions) == 10  # those of objects are learned besides
 
 
 @simulated
@@ -51,7 +51,7 @@ async def test_sessions_that_do_not_fit_beside_the_objects_are_counted_and_said_
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tier, "SESSIONS_BYTES_MAX", 200)
-    host = Host(tier=TierConfig(upload_seconds=1.0))
+    host = BrokerFixture(tier=TierConfig(upload_seconds=1.0))
     broker = await host.boot()
     topic = await make_topic(broker)
     await ten_producers(topic)
@@ -66,7 +66,7 @@ async def test_sessions_that_do_not_fit_beside_the_objects_are_counted_and_said_
 
 @simulated
 async def test_a_broker_ends_sessions_that_nobody_uses() -> None:
-    host = Host()
+    host = BrokerFixture()
     host.config = replace(host.config, storage=replace(host.config.storage, session_seconds=600))
     with small_wal(watched_seconds=300):
         broker = await host.boot()

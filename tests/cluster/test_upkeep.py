@@ -18,7 +18,7 @@ from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.telemetry import ClusterMetrics
 from pydanube.testing.cluster import Cluster
 from pydanube.testing.loop import SimClock
-from tests.harness.nodes import Town, simulated
+from tests.harness.member_cluster import MemberCluster, simulated
 
 
 class Counting(MemoryMetadataStore):
@@ -38,18 +38,18 @@ class Counting(MemoryMetadataStore):
         return Usage(self._revision, self.size_bytes, self.quota_bytes)
 
 
-def town_on(store: Counting) -> Town:
-    town = Town()
-    town.store = store  # type: ignore[assignment]
-    return town
+def cluster_on(store: Counting) -> MemberCluster:
+    cluster = MemberCluster()
+    cluster.metadata = store  # type: ignore[assignment]
+    return cluster
 
 
 @simulated
 async def test_one_broker_compacts_every_five_minutes_and_leaves_five_minutes_of_history() -> None:
     store = Counting(SimClock())
-    town = town_on(store)
-    await town.boot(1, 2, 3)
-    began = town.clock.elapsed()
+    cluster = cluster_on(store)
+    await cluster.boot(1, 2, 3)
+    began = cluster.clock.elapsed()
     revisions: dict[int, int] = {}
     for second in range(1800):
         revisions[second] = await store.transact([], [Put("/x", b"")]) or 0
@@ -65,11 +65,11 @@ async def test_one_broker_compacts_every_five_minutes_and_leaves_five_minutes_of
 @simulated
 async def test_a_leader_that_dies_is_followed_by_one_that_compacts_on() -> None:
     store = Counting(SimClock())
-    town = town_on(store)
-    await town.boot(1, 2, 3)
+    cluster = cluster_on(store)
+    await cluster.boot(1, 2, 3)
     await asyncio.sleep(640.0)
     before = len(store.compacted)
-    town.leaders[0].kill()
+    cluster.leaders[0].kill()
     await asyncio.sleep(360.0)
     assert before == 2 and len(store.compacted) > before
 
@@ -78,10 +78,10 @@ async def test_a_leader_that_dies_is_followed_by_one_that_compacts_on() -> None:
 async def test_where_others_use_the_store_nothing_is_compacted() -> None:
     """meta_store.compaction: off."""
     for chosen, times in (("off", 0), ("auto", 1)):
-        town = Cluster()
-        town.metadata = store = Counting(town.clock)
-        town.config = replace(town.config, cluster=replace(town.config.cluster, compaction=chosen))
-        await town.start(1)
+        cluster = Cluster()
+        cluster.metadata = store = Counting(cluster.clock)
+        cluster.config = replace(cluster.config, cluster=replace(cluster.config.cluster, compaction=chosen))
+        await cluster.start(1)
         await asyncio.sleep(400.0)
         assert len(store.compacted) == times
 
@@ -119,7 +119,7 @@ async def test_a_view_that_a_compaction_overtakes_is_made_anew() -> None:
 async def test_a_store_that_is_half_full_is_warned_of_at_the_start_and_once_when_it_becomes_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    [node] = await Town().boot(1)
+    [node] = await MemberCluster().boot(1)
     store = Counting(SimClock())
     store.quota_bytes = 2_000
     metrics = ClusterMetrics()
@@ -148,6 +148,6 @@ async def test_a_store_that_does_not_say_how_large_it_may_become_is_not_warned_o
     store = Counting(SimClock())
     store.size_bytes = 10**12
     with caplog.at_level(logging.WARNING):
-        await town_on(store).boot(1, 2)
+        await cluster_on(store).boot(1, 2)
         await asyncio.sleep(200.0)
     assert [record for record in caplog.records if "quota" in record.message] == []

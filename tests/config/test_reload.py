@@ -13,7 +13,7 @@ from pydanube.config.reload import RELOADED, Reload, in_words, reloaded
 from pydanube.config.stream import StreamLimits
 from pydanube.core.policies import TopicPolicy
 from tests.e2e.processes import danube_here
-from tests.harness.brokers import Host, message, one_topic, simulated
+from tests.harness.brokers import BrokerFixture, message, one_topic, simulated
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_no_secret_is_shown(file: Path) -> None:
 
 @simulated
 async def test_limits_of_a_broker_that_runs_follow_its_configuration() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     await broker.reload(replace(broker.config, policies=TopicPolicy(max_publish_rate=1)))
     producer = await topic.add_producer("producer")
     await topic.publish(producer, message("x"))

@@ -174,7 +174,7 @@ def test_an_object_that_a_killed_process_put_survives_once_somebody_was_told_of_
 @pytest.mark.parametrize("seed", range(20))
 def test_on_a_failing_disk_a_put_is_kept_or_says_so(seed: int) -> None:
     async def main() -> None:
-        dice = Random(seed)
+        rng = Random(seed)
         hardware = FaultyDisk(Random(seed))
         told = Told()
         refused = 0
@@ -185,13 +185,13 @@ def test_on_a_failing_disk_a_put_is_kept_or_says_so(seed: int) -> None:
                 sync_fails=0.1, write_fails=0.1, directory_sync_fails=0.1, read_fails=0.05, latency_seconds_max=0.0
             )
             for number in range(20):
-                key = f"default/topic-{dice.randrange(3)}/data-{dice.randrange(4)}.parquet"
+                key = f"default/topic-{rng.randrange(3)}/data-{rng.randrange(4)}.parquet"
                 try:
-                    if dice.random() < 0.2:
+                    if rng.random() < 0.2:
                         await told.delete(store, key)
                     else:
-                        data = KILOBYTE * dice.randrange(4) + b"%d" % number
-                        await told.put(store, key, data, create=dice.random() < 0.5)
+                        data = KILOBYTE * rng.randrange(4) + b"%d" % number
+                        await told.put(store, key, data, create=rng.random() < 0.5)
                 except Unreachable as error:
                     assert error.peer == "the disk"
                     refused += 1

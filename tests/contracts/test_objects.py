@@ -259,7 +259,7 @@ async def test_objects_may_be_deleted_while_they_are_listed(objects: ObjectStore
 
 
 async def test_what_opens_it_elsewhere_opens_the_same_store(objects: ObjectStore) -> None:
-    opening = await objects.elsewhere()
+    opening = await objects.opener()
     assert (opening is not None) == isinstance(objects, RemoteObjectStore)
     if opening is None:
         return

@@ -35,17 +35,17 @@ async def test_a_failed_run_does_not_spoil_the_next(work: Work) -> None:
 
 
 async def test_what_is_run_apart_returns_and_raises_what_the_function_does(work: Work) -> None:
-    assert await work.run_apart(partial(divmod, 47, 5)) == (9, 2)
+    assert await work.run_in_worker(partial(divmod, 47, 5)) == (9, 2)
     with pytest.raises(ZeroDivisionError):
-        await work.run_apart(partial(divmod, 47, 0))
-    assert await work.run_apart(partial(len, b"x" * 3_000_000)) == 3_000_000
-    assert await work.run_apart(partial(bytearray, 3_000_000)) == bytearray(3_000_000)
+        await work.run_in_worker(partial(divmod, 47, 0))
+    assert await work.run_in_worker(partial(len, b"x" * 3_000_000)) == 3_000_000
+    assert await work.run_in_worker(partial(bytearray, 3_000_000)) == bytearray(3_000_000)
 
 
 async def test_what_waits_apart_returns_and_raises_what_it_does(work: Work) -> None:
-    assert await work.await_apart(partial(asyncio.sleep, 0, 25)) == 25
+    assert await work.await_in_worker(partial(asyncio.sleep, 0, 25)) == 25
     with pytest.raises(TypeError):
-        await work.await_apart(partial(asyncio.sleep, "long"))  # type: ignore[arg-type]
+        await work.await_in_worker(partial(asyncio.sleep, "long"))  # type: ignore[arg-type]
 
 
 async def test_random_numbers_are_positive_and_fit_a_signed_64_bit_number(work: Work) -> None:

@@ -70,7 +70,7 @@ OUTDATED = AckOutdated("/default/orders", "s", 3)
 
 
 @dataclass
-class Scene:
+class ConsumerDriver:
     """A machine, and what a lane does about its effects. The application takes message by message."""
 
     window: int = 8
@@ -128,7 +128,7 @@ class Scene:
 
     # --- the broker ---
 
-    def open(self, **answer: Any) -> Scene:
+    def open(self, **answer: Any) -> ConsumerDriver:
         self.feed(Opening())
         messages, _, first = self.machine.first_permits
         shares = answer.get("shares", False)
@@ -261,573 +261,575 @@ def of(kind: type, effects: list[Any]) -> list[Any]:
 
 
 def test_it_begins_with_the_whole_window() -> None:
-    scene = Scene(window=8, window_bytes=500)
-    scene.feed(Opening())
-    assert scene.machine.first_permits == (8, 500, 0)
+    driver = ConsumerDriver(window=8, window_bytes=500)
+    driver.feed(Opening())
+    assert driver.machine.first_permits == (8, 500, 0)
 
 
 def test_a_quarter_of_the_window_is_granted_at_a_time() -> None:
-    scene = Scene(window=8).open()
-    scene.deliver((0, 8))
-    scene.take(1)
-    scene.account()
-    assert scene.permits == 0
-    scene.take(1)
-    scene.account()
-    assert scene.permits == 2
-    scene.take(6)
-    scene.hand_over()
-    assert scene.permits == 8 and of(Grant, scene.effects)[-1] == Grant(6, 100), (
+    driver = ConsumerDriver(window=8).open()
+    driver.deliver((0, 8))
+    driver.take(1)
+    driver.account()
+    assert driver.permits == 0
+    driver.take(1)
+    driver.account()
+    assert driver.permits == 2
+    driver.take(6)
+    driver.hand_over()
+    assert driver.permits == 8 and of(Grant, driver.effects)[-1] == Grant(6, 100), (
         "bytes are free when all of it is taken"
     )
 
 
 def test_bytes_are_granted_although_few_messages_are_owed() -> None:
-    scene = Scene(window=1000, window_bytes=400).open()
-    scene.deliver((0, 1))
-    scene.take()
-    scene.hand_over()
-    assert of(Grant, scene.effects) == [Grant(1, 100)]
+    driver = ConsumerDriver(window=1000, window_bytes=400).open()
+    driver.deliver((0, 1))
+    driver.take()
+    driver.hand_over()
+    assert of(Grant, driver.effects) == [Grant(1, 100)]
 
 
 def test_who_waits_is_granted_what_is_owed_however_little() -> None:
-    scene = Scene(window=8).open()
-    scene.deliver((0, 1))
-    scene.take()
-    scene.hand_over()
-    assert scene.permits == 7
-    scene.feed(Hungered())
-    assert scene.permits == 8
-    assert scene.feed(Hungered()) == []
+    driver = ConsumerDriver(window=8).open()
+    driver.deliver((0, 1))
+    driver.take()
+    driver.hand_over()
+    assert driver.permits == 7
+    driver.feed(Hungered())
+    assert driver.permits == 8
+    assert driver.feed(Hungered()) == []
 
 
 def test_what_was_taken_of_a_lost_connection_makes_no_room_on_the_next() -> None:
-    scene = Scene(window=8).open()
-    arrival = scene.deliver((0, 8))
-    scene.lose()
-    scene.open()
-    assert scene.feed(Took(arrival, 8)) == [] and scene.permits == 8
-    assert scene.feed(Emptied(arrival)) == [] and scene.feed(Dropped(arrival)) == [] and scene.machine.owed_bytes == 0
+    driver = ConsumerDriver(window=8).open()
+    arrival = driver.deliver((0, 8))
+    driver.lose()
+    driver.open()
+    assert driver.feed(Took(arrival, 8)) == [] and driver.permits == 8
+    assert (
+        driver.feed(Emptied(arrival)) == [] and driver.feed(Dropped(arrival)) == [] and driver.machine.owed_bytes == 0
+    )
 
 
 def test_a_shared_subscription_begins_with_few_and_gets_more_if_it_is_fast() -> None:
-    scene = Scene(window=1000, adapts=True)
-    scene.open(shares=True)
-    assert scene.permits == FIRST_MESSAGES
+    driver = ConsumerDriver(window=1000, adapts=True)
+    driver.open(shares=True)
+    assert driver.permits == FIRST_MESSAGES
     for first in range(0, 40, 8):
-        scene.deliver((first, first + 8))
-        scene.now += 0.01
-        scene.ack(*scene.take(8))
-        scene.hand_over()
-        scene.turn()
-    assert scene.permits > 2 * FIRST_MESSAGES
+        driver.deliver((first, first + 8))
+        driver.now += 0.01
+        driver.ack(*driver.take(8))
+        driver.hand_over()
+        driver.turn()
+    assert driver.permits > 2 * FIRST_MESSAGES
 
 
 @pytest.mark.parametrize("answer", [{"shares": False}, {"shares": True, "hands_over": False}])
 def test_a_window_adapts_only_if_it_shares_and_the_broker_agrees(answer: dict[str, bool]) -> None:
-    scene = Scene(window=1000, adapts=True).open(**answer)
-    scene.permits = 1000
-    scene.deliver((0, 800))
-    scene.ack(*scene.take(800))
-    scene.hand_over()
-    scene.turn()
-    scene.feed(Hungered())
-    assert scene.permits == 1000
+    driver = ConsumerDriver(window=1000, adapts=True).open(**answer)
+    driver.permits = 1000
+    driver.deliver((0, 800))
+    driver.ack(*driver.take(800))
+    driver.hand_over()
+    driver.turn()
+    driver.feed(Hungered())
+    assert driver.permits == 1000
 
 
 # --- acks ---------------------------------------------------------------------------------------------
 
 
 def test_acks_of_one_turn_travel_as_ranges() -> None:
-    scene = Scene(window=100).open()
-    scene.deliver((0, 20))
-    scene.ack(0, 1, 2, 7, 8, 3)
-    assert scene.turn_is_due and scene.sent == deque()
-    scene.turn()
-    assert scene.verdicts() == [(True, [(0, 4), (7, 9)])]
+    driver = ConsumerDriver(window=100).open()
+    driver.deliver((0, 20))
+    driver.ack(0, 1, 2, 7, 8, 3)
+    assert driver.turn_is_due and driver.sent == deque()
+    driver.turn()
+    assert driver.verdicts() == [(True, [(0, 4), (7, 9)])]
 
 
 def test_an_ack_that_continues_the_one_before_costs_nothing() -> None:
-    scene = Scene().open()
-    scene.ack(4)
-    effects = len(scene.effects)
-    assert scene.machine.run.end == 5
-    scene.ack(5, 6)
-    assert scene.machine.run.end == 7 and len(scene.effects) == effects
-    scene.turn()
-    assert scene.verdicts() == [(True, [(4, 7)])] and scene.machine.run.end < 0
+    driver = ConsumerDriver().open()
+    driver.ack(4)
+    effects = len(driver.effects)
+    assert driver.machine.run.end == 5
+    driver.ack(5, 6)
+    assert driver.machine.run.end == 7 and len(driver.effects) == effects
+    driver.turn()
+    assert driver.verdicts() == [(True, [(4, 7)])] and driver.machine.run.end < 0
 
 
 def test_nothing_continues_a_run_that_would_have_to_be_looked_at() -> None:
     for event in (Closing(), Ended(GONE), Sought(1)):
-        scene = Scene().open()
-        scene.ack(4)
-        scene.feed(event)
-        assert scene.machine.run.end < 0
-    scene = Scene().open()
-    scene.ack(4)
-    scene.deliver((5, 6), attempt=2)
-    assert scene.machine.run.end < 0, "the copy of the next may be there"
+        driver = ConsumerDriver().open()
+        driver.ack(4)
+        driver.feed(event)
+        assert driver.machine.run.end < 0
+    driver = ConsumerDriver().open()
+    driver.ack(4)
+    driver.deliver((5, 6), attempt=2)
+    assert driver.machine.run.end < 0, "the copy of the next may be there"
 
 
 def test_a_command_has_so_many_ranges_at_most() -> None:
-    scene = Scene(ranges_max=2).open()
-    scene.feed(Acked([(0, 1), (2, 3), (4, 5)], 0))
-    scene.turn()
-    assert scene.verdicts() == [(True, [(0, 1), (2, 3)]), (True, [(4, 5)])]
+    driver = ConsumerDriver(ranges_max=2).open()
+    driver.feed(Acked([(0, 1), (2, 3), (4, 5)], 0))
+    driver.turn()
+    assert driver.verdicts() == [(True, [(0, 1), (2, 3)]), (True, [(4, 5)])]
 
 
 def test_nacks_travel_by_delay_and_reason_and_before_acks() -> None:
-    scene = Scene().open()
-    scene.ack(0)
-    scene.feed(Nacked([(1, 2)], 0, 5, "x"))
-    scene.feed(Nacked([(3, 4)], 0, 5, "x"))
-    scene.feed(Nacked([(5, 6)], 0, 0, "y"))
-    scene.turn()
-    assert [(send.verdict.delay_ms, send.verdict.reason) for send in scene.sent] == [(5, "x"), (0, "y"), (0, "")]
-    assert scene.verdicts()[0] == (False, [(1, 2), (3, 4)])
+    driver = ConsumerDriver().open()
+    driver.ack(0)
+    driver.feed(Nacked([(1, 2)], 0, 5, "x"))
+    driver.feed(Nacked([(3, 4)], 0, 5, "x"))
+    driver.feed(Nacked([(5, 6)], 0, 0, "y"))
+    driver.turn()
+    assert [(send.verdict.delay_ms, send.verdict.reason) for send in driver.sent] == [(5, "x"), (0, "y"), (0, "")]
+    assert driver.verdicts()[0] == (False, [(1, 2), (3, 4)])
 
 
 def test_an_ack_is_done_when_the_broker_says_so() -> None:
-    scene = Scene().open()
-    scene.ack(0)
-    [send] = of(Send, scene.turn())
-    assert scene.machine.answers.verdicts == [send.verdict]
-    assert scene.answer() == [Settle(send.verdict)] and scene.machine.answers.verdicts == []
-    assert scene.feed(Answered(send.verdict, send.generation, None)) == [], "a second answer is none"
+    driver = ConsumerDriver().open()
+    driver.ack(0)
+    [send] = of(Send, driver.turn())
+    assert driver.machine.answers.verdicts == [send.verdict]
+    assert driver.answer() == [Settle(send.verdict)] and driver.machine.answers.verdicts == []
+    assert driver.feed(Answered(send.verdict, send.generation, None)) == [], "a second answer is none"
 
 
 def test_an_ack_that_is_refused_for_a_while_is_sent_again() -> None:
-    scene = Scene().open()
-    scene.ack(0)
-    scene.turn()
-    assert scene.answer(LATER) == [EndTurn(is_retry=True)]
-    assert of(Send, scene.turn()) and scene.settled == {}
+    driver = ConsumerDriver().open()
+    driver.ack(0)
+    driver.turn()
+    assert driver.answer(LATER) == [EndTurn(is_retry=True)]
+    assert of(Send, driver.turn()) and driver.settled == {}
 
 
 def test_an_ack_that_is_refused_for_good_is_told_of() -> None:
-    scene = Scene().open()
-    scene.ack(0)
-    [send] = of(Send, scene.turn())
-    assert scene.answer(NEVER) == [NoteRefused(send.verdict, NEVER), Settle(send.verdict, NEVER)]
+    driver = ConsumerDriver().open()
+    driver.ack(0)
+    [send] = of(Send, driver.turn())
+    assert driver.answer(NEVER) == [NoteRefused(send.verdict, NEVER), Settle(send.verdict, NEVER)]
 
 
 def test_an_ack_of_before_a_seek_is_done_whatever_the_broker_says() -> None:
-    scene = Scene().open()
-    scene.ack(0)
-    [send] = of(Send, scene.turn())
-    assert scene.answer(OUTDATED) == [Settle(send.verdict)]
+    driver = ConsumerDriver().open()
+    driver.ack(0)
+    [send] = of(Send, driver.turn())
+    assert driver.answer(OUTDATED) == [Settle(send.verdict)]
 
 
 def test_acks_without_an_answer_go_first_on_the_next_connection_in_order() -> None:
-    scene = Scene().open()
-    scene.ack(0)
-    scene.turn()
-    scene.ack(5)
-    scene.turn()
-    late = scene.sent[0]
-    scene.lose()
-    scene.ack(9)
-    scene.turn()
-    assert scene.verdicts() == []
-    scene.open()
-    assert [ranges for _, ranges in scene.verdicts()] == [[(0, 1)], [(5, 6)], [(9, 10)]]
-    assert scene.feed(Answered(late.verdict, late.generation, None)) == [], "the answer of the old connection"
+    driver = ConsumerDriver().open()
+    driver.ack(0)
+    driver.turn()
+    driver.ack(5)
+    driver.turn()
+    late = driver.sent[0]
+    driver.lose()
+    driver.ack(9)
+    driver.turn()
+    assert driver.verdicts() == []
+    driver.open()
+    assert [ranges for _, ranges in driver.verdicts()] == [[(0, 1)], [(5, 6)], [(9, 10)]]
+    assert driver.feed(Answered(late.verdict, late.generation, None)) == [], "the answer of the old connection"
 
 
 def test_nacks_are_left_out_only_if_there_is_no_connection_and_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "UNSENT_MAX", 2)
-    scene = Scene().open()
+    driver = ConsumerDriver().open()
     for offset in range(4):
-        scene.feed(Nacked([(offset, offset + 1)], 0, offset))
-    assert len(of(Send, scene.turn())) == 4
-    scene.lose()
-    scene.machine.answers.unsent.clear()
+        driver.feed(Nacked([(offset, offset + 1)], 0, offset))
+    assert len(of(Send, driver.turn())) == 4
+    driver.lose()
+    driver.machine.answers.unsent.clear()
     for offset in range(4):
-        scene.feed(Nacked([(offset, offset + 1)], 0, offset))
-    scene.open()
-    assert [ranges for _, ranges in scene.verdicts()] == [[(0, 1)], [(1, 2)]]
+        driver.feed(Nacked([(offset, offset + 1)], 0, offset))
+    driver.open()
+    assert [ranges for _, ranges in driver.verdicts()] == [[(0, 1)], [(1, 2)]]
 
 
 def test_what_is_said_after_closing_does_not_count() -> None:
-    scene = Scene().open()
-    scene.ack(0)
-    scene.feed(Closing())
-    assert scene.machine.ack(1, 0) == (Refuse(),)
-    assert scene.feed(Acked([(1, 2)], 0)) == [Refuse()] and scene.feed(Nacked([(1, 2)], 0)) == [Refuse()]
-    scene.feed(Flushed())
-    assert scene.verdicts() == [(True, [(0, 1)])], "what was said before does"
+    driver = ConsumerDriver().open()
+    driver.ack(0)
+    driver.feed(Closing())
+    assert driver.machine.ack(1, 0) == (Refuse(),)
+    assert driver.feed(Acked([(1, 2)], 0)) == [Refuse()] and driver.feed(Nacked([(1, 2)], 0)) == [Refuse()]
+    driver.feed(Flushed())
+    assert driver.verdicts() == [(True, [(0, 1)])], "what was said before does"
 
 
 def test_a_flush_does_not_wait_for_the_end_of_the_turn() -> None:
-    scene = Scene().open()
-    scene.ack(0)
-    scene.feed(Flushed())
-    assert scene.verdicts() == [(True, [(0, 1)])]
+    driver = ConsumerDriver().open()
+    driver.ack(0)
+    driver.feed(Flushed())
+    assert driver.verdicts() == [(True, [(0, 1)])]
 
 
 def test_a_flush_without_a_connection_knows_what_is_to_be_sent() -> None:
-    scene = Scene().open()
-    scene.lose()
-    scene.ack(0)
-    scene.feed(Flushed())
-    assert len(scene.machine.answers.verdicts) == 1 and scene.verdicts() == []
+    driver = ConsumerDriver().open()
+    driver.lose()
+    driver.ack(0)
+    driver.feed(Flushed())
+    assert len(driver.machine.answers.verdicts) == 1 and driver.verdicts() == []
 
 
 # --- what is not shown again --------------------------------------------------------------------------
 
 
 def test_what_was_acknowledged_a_moment_ago_is_not_shown_again() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 4))
-    scene.take(4)
-    scene.hand_over()
-    scene.ack(0)
-    scene.turn()
-    scene.ack(1)
-    permits = scene.permits
-    scene.deliver((0, 4), attempt=2)
-    assert scene.unseen == [2, 3]
-    scene.ack(2)
-    assert scene.unseen == [3], "a copy that nobody has is not shown any more"
-    scene.take(1)
-    scene.hand_over()
-    scene.feed(Hungered())
-    assert scene.permits == permits, "and all of it made room again"
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 4))
+    driver.take(4)
+    driver.hand_over()
+    driver.ack(0)
+    driver.turn()
+    driver.ack(1)
+    permits = driver.permits
+    driver.deliver((0, 4), attempt=2)
+    assert driver.unseen == [2, 3]
+    driver.ack(2)
+    assert driver.unseen == [3], "a copy that nobody has is not shown any more"
+    driver.take(1)
+    driver.hand_over()
+    driver.feed(Hungered())
+    assert driver.permits == permits, "and all of it made room again"
 
 
 def test_what_comes_once_more_replaces_what_nobody_has_taken() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 3), attempt=2)
-    assert scene.take(1) == [0]
-    scene.deliver((0, 2), attempt=3)
-    assert scene.unseen == [2, 0, 1]
-    scene.ack(0)
-    assert scene.unseen == [2, 1], "the newest copy is known to be there"
-    scene.take(2)
-    scene.hand_over()
-    scene.feed(Hungered())
-    assert scene.permits == 8
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 3), attempt=2)
+    assert driver.take(1) == [0]
+    driver.deliver((0, 2), attempt=3)
+    assert driver.unseen == [2, 0, 1]
+    driver.ack(0)
+    assert driver.unseen == [2, 1], "the newest copy is known to be there"
+    driver.take(2)
+    driver.hand_over()
+    driver.feed(Hungered())
+    assert driver.permits == 8
 
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_what_is_acknowledged_is_not_shown_from_a_copy_that_the_next_owner_calls_the_first(is_there: bool) -> None:
     """The ack comes when the copy is there, or just before."""
-    scene = Scene().open()
-    scene.deliver((0, 3))
-    scene.take(3)
-    scene.lose()
-    scene.open()
-    permits = scene.permits
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 3))
+    driver.take(3)
+    driver.lose()
+    driver.open()
+    permits = driver.permits
     if is_there:
-        scene.deliver((0, 3))
-        scene.ack(1)
+        driver.deliver((0, 3))
+        driver.ack(1)
     else:
-        scene.ack(1)
-        scene.turn()
-        scene.deliver((0, 3))
-    assert not scene.deliver((3, 4)).is_copy
-    assert scene.take(4) == [0, 2, 3]
-    scene.hand_over()
-    scene.feed(Hungered())
-    assert scene.permits == permits, "and all of it made room again"
+        driver.ack(1)
+        driver.turn()
+        driver.deliver((0, 3))
+    assert not driver.deliver((3, 4)).is_copy
+    assert driver.take(4) == [0, 2, 3]
+    driver.hand_over()
+    driver.feed(Hungered())
+    assert driver.permits == permits, "and all of it made room again"
 
 
 def test_acknowledging_the_copy_itself_takes_nothing_back() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 2), attempt=2)
-    assert scene.take(1) == [0]
-    scene.ack(0)
-    assert scene.unseen == [1]
-    scene.turn()
-    assert scene.verdicts() == [(True, [(0, 1)])]
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 2), attempt=2)
+    assert driver.take(1) == [0]
+    driver.ack(0)
+    assert driver.unseen == [1]
+    driver.turn()
+    assert driver.verdicts() == [(True, [(0, 1)])]
 
 
 def test_what_the_broker_does_not_know_to_be_done_is_acknowledged_again_and_not_shown() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 4))
-    scene.take(4)
-    scene.ack(0, 1)
-    scene.turn()
-    scene.lose()
-    scene.open(next_unacked=0)
-    assert of(AskLag, scene.effects) and scene.permits == 8, "the acks go first, then messages are asked for"
-    scene.answer()
-    scene.deliver((0, 4))
-    assert scene.unseen == [2, 3]
-    scene.turn()
-    assert scene.verdicts()[-1] == (True, [(0, 2)])
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 4))
+    driver.take(4)
+    driver.ack(0, 1)
+    driver.turn()
+    driver.lose()
+    driver.open(next_unacked=0)
+    assert of(AskLag, driver.effects) and driver.permits == 8, "the acks go first, then messages are asked for"
+    driver.answer()
+    driver.deliver((0, 4))
+    assert driver.unseen == [2, 3]
+    driver.turn()
+    assert driver.verdicts()[-1] == (True, [(0, 2)])
 
 
 def test_only_for_a_while() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 2))
-    scene.take(2)
-    scene.ack(0, 1)
-    scene.lose()
-    scene.open()
-    scene.answer()
-    scene.pass_time(SETTLED_SECONDS)
-    scene.deliver((0, 2))
-    assert scene.unseen == [0, 1]
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 2))
+    driver.take(2)
+    driver.ack(0, 1)
+    driver.lose()
+    driver.open()
+    driver.answer()
+    driver.pass_time(SETTLED_SECONDS)
+    driver.deliver((0, 2))
+    assert driver.unseen == [0, 1]
 
 
 def test_a_topic_that_was_made_anew_has_other_messages() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 2), epoch=1)
-    scene.take(2)
-    scene.ack(0, 1)
-    scene.turn()
-    scene.lose()
-    scene.open(created=2)
-    assert scene.verdicts() == [] and len(scene.settled) == 1, "and no ack of the old ones is sent"
-    scene.deliver((0, 2), epoch=2)
-    assert scene.unseen == [0, 1]
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 2), epoch=1)
+    driver.take(2)
+    driver.ack(0, 1)
+    driver.turn()
+    driver.lose()
+    driver.open(created=2)
+    assert driver.verdicts() == [] and len(driver.settled) == 1, "and no ack of the old ones is sent"
+    driver.deliver((0, 2), epoch=2)
+    assert driver.unseen == [0, 1]
 
 
 def test_an_answer_to_a_message_of_the_topic_as_it_was_says_nothing_of_the_one_made_anew() -> None:
-    scene = Scene().open()
-    old = scene.deliver((0, 4), epoch=1)
-    scene.take(4)
-    scene.lose()
-    scene.open(created=2)
-    assert scene.machine.hold(old) is Hold.OUTDATED
-    scene.ack(0, era=old.era)
-    new = scene.deliver((0, 4), epoch=2)
-    assert not new.is_copy and scene.take(2) == [0, 1]
-    scene.ack(0)
-    scene.ack(1, 2, era=old.era)
-    scene.feed(Acked([(2, 3)], old.era))
-    scene.feed(Nacked([(3, 4)], old.era))
-    scene.turn()
-    assert scene.verdicts() == [(True, [(0, 1)])] and scene.unseen == [2, 3]
+    driver = ConsumerDriver().open()
+    old = driver.deliver((0, 4), epoch=1)
+    driver.take(4)
+    driver.lose()
+    driver.open(created=2)
+    assert driver.machine.hold(old) is Hold.OUTDATED
+    driver.ack(0, era=old.era)
+    new = driver.deliver((0, 4), epoch=2)
+    assert not new.is_copy and driver.take(2) == [0, 1]
+    driver.ack(0)
+    driver.ack(1, 2, era=old.era)
+    driver.feed(Acked([(2, 3)], old.era))
+    driver.feed(Nacked([(3, 4)], old.era))
+    driver.turn()
+    assert driver.verdicts() == [(True, [(0, 1)])] and driver.unseen == [2, 3]
 
 
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_messages_of_another_epoch_or_of_none_are_others(epoch: int) -> None:
-    scene = Scene().open()
-    scene.deliver((0, 2), epoch=1)
-    scene.take(2)
-    scene.ack(0, 1)
-    scene.turn()
-    scene.lose()
-    scene.open()
-    scene.deliver((0, 2), epoch=epoch)
-    assert scene.unseen == [0, 1]
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 2), epoch=1)
+    driver.take(2)
+    driver.ack(0, 1)
+    driver.turn()
+    driver.lose()
+    driver.open()
+    driver.deliver((0, 2), epoch=epoch)
+    assert driver.unseen == [0, 1]
 
 
 def test_what_comes_again_from_below_what_the_broker_knew_was_sought_by_somebody() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 4))
-    scene.take(4)
-    scene.ack(0, 1, 2, 3)
-    scene.turn()
-    scene.lose()
-    scene.open(next_unacked=1)
-    scene.answer()
-    scene.feed(LagKnown(scene.machine.generation, 3))
-    scene.deliver((2, 4))
-    assert scene.unseen == [2, 3]
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 4))
+    driver.take(4)
+    driver.ack(0, 1, 2, 3)
+    driver.turn()
+    driver.lose()
+    driver.open(next_unacked=1)
+    driver.answer()
+    driver.feed(LagKnown(driver.machine.generation, 3))
+    driver.deliver((2, 4))
+    assert driver.unseen == [2, 3]
 
 
 # --- seeking ------------------------------------------------------------------------------------------
 
 
 def test_after_a_seek_nothing_of_before_counts() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 4))
-    scene.take(2)
-    scene.ack(0)
-    scene.feed(Nacked([(1, 2)], 0))
-    scene.feed(Sought(1))
-    assert scene.unseen == [] and scene.dropped_times == 1
-    scene.turn()
-    assert scene.verdicts() == [], "acks and nacks that were not sent before are not sent after it"
-    scene.ack(1, era=0)
-    assert not scene.turn_is_due
-    scene.feed(Hungered())
-    assert scene.permits == 8, "what was dropped makes room"
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 4))
+    driver.take(2)
+    driver.ack(0)
+    driver.feed(Nacked([(1, 2)], 0))
+    driver.feed(Sought(1))
+    assert driver.unseen == [] and driver.dropped_times == 1
+    driver.turn()
+    assert driver.verdicts() == [], "acks and nacks that were not sent before are not sent after it"
+    driver.ack(1, era=0)
+    assert not driver.turn_is_due
+    driver.feed(Hungered())
+    assert driver.permits == 8, "what was dropped makes room"
 
 
 def test_an_ack_on_its_way_during_a_seek_is_not_sent_again() -> None:
-    scene = Scene().open()
-    scene.ack(0)
-    scene.turn()
-    scene.feed(Sought(1))
-    assert [type(each) for each in scene.answer(LATER)] == [Settle]
-    scene.ack(5)
-    scene.turn()
-    scene.feed(Sought(2))
-    scene.lose()
-    assert len(scene.settled) == 2
-    scene.open()
-    assert scene.verdicts() == []
+    driver = ConsumerDriver().open()
+    driver.ack(0)
+    driver.turn()
+    driver.feed(Sought(1))
+    assert [type(each) for each in driver.answer(LATER)] == [Settle]
+    driver.ack(5)
+    driver.turn()
+    driver.feed(Sought(2))
+    driver.lose()
+    assert len(driver.settled) == 2
+    driver.open()
+    assert driver.verdicts() == []
 
 
 def test_a_delivery_that_was_on_its_way_during_a_seek_of_ours_is_not_shown() -> None:
-    scene = Scene().open()
-    scene.feed(Sought(1))
-    scene.deliver((0, 4), seeks=0)
-    assert scene.unseen == [] and scene.permits == 8
-    scene.deliver((0, 2), seeks=1)
-    assert scene.unseen == [0, 1]
+    driver = ConsumerDriver().open()
+    driver.feed(Sought(1))
+    driver.deliver((0, 4), seeks=0)
+    assert driver.unseen == [] and driver.permits == 8
+    driver.deliver((0, 2), seeks=1)
+    assert driver.unseen == [0, 1]
 
 
 def test_a_delivery_tells_of_a_seek_of_somebody_else() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 2))
-    scene.ack(0)
-    scene.deliver((4, 5), seeks=1)
-    assert scene.unseen == [4] and scene.machine.seeks == 1
-    scene.turn()
-    assert scene.verdicts() == []
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 2))
+    driver.ack(0)
+    driver.deliver((4, 5), seeks=1)
+    assert driver.unseen == [4] and driver.machine.seeks == 1
+    driver.turn()
+    assert driver.verdicts() == []
 
 
 def test_an_answer_that_is_older_than_a_delivery_changes_nothing() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 2), seeks=2)
-    scene.feed(Sought(1))
-    assert scene.unseen == [0, 1]
-    scene.feed(Sought(None))
-    assert scene.unseen == [], "a broker that does not count them delivers nothing before it answers"
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 2), seeks=2)
+    driver.feed(Sought(1))
+    assert driver.unseen == [0, 1]
+    driver.feed(Sought(None))
+    assert driver.unseen == [], "a broker that does not count them delivers nothing before it answers"
 
 
 # --- handing over -------------------------------------------------------------------------------------
 
 
 def test_the_broker_is_told_what_is_taken_and_not_answered_within_a_moment() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 8))
-    scene.take(3)
-    scene.ack(1)
-    scene.pass_time(TELL_SECONDS)
-    assert of(Tell, scene.effects) == [Tell([(0, 1), (2, 3)])]
-    scene.pass_time(TELL_SECONDS)
-    assert len(of(Tell, scene.effects)) == 1, "once"
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 8))
+    driver.take(3)
+    driver.ack(1)
+    driver.pass_time(TELL_SECONDS)
+    assert of(Tell, driver.effects) == [Tell([(0, 1), (2, 3)])]
+    driver.pass_time(TELL_SECONDS)
+    assert len(of(Tell, driver.effects)) == 1, "once"
 
 
 def test_nothing_is_told_to_a_broker_that_does_not_want_to_know() -> None:
-    scene = Scene().open(hands_over=False)
-    scene.deliver((0, 8))
-    scene.take(3)
-    assert scene.timers == [] and not scene.machine.has_out
+    driver = ConsumerDriver().open(hands_over=False)
+    driver.deliver((0, 8))
+    driver.take(3)
+    assert driver.timers == [] and not driver.machine.has_out
 
 
 def test_it_is_known_whether_the_application_has_something() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 2))
-    scene.take(2)
-    scene.account()
-    assert scene.machine.has_out
-    scene.pass_time(TELL_SECONDS)
-    assert scene.machine.has_out
-    scene.ack(0, 1)
-    assert AllAnswered() in scene.feed(Reviewed()) and not scene.machine.has_out
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 2))
+    driver.take(2)
+    driver.account()
+    assert driver.machine.has_out
+    driver.pass_time(TELL_SECONDS)
+    assert driver.machine.has_out
+    driver.ack(0, 1)
+    assert AllAnswered() in driver.feed(Reviewed()) and not driver.machine.has_out
 
 
 def test_a_delivery_can_be_held_for_longer_while_it_is_ours() -> None:
-    scene = Scene().open()
-    arrival = scene.deliver((0, 2))
-    assert scene.machine.hold(arrival) is Hold.HELD
-    scene.feed(Sought(1))
-    assert scene.machine.hold(arrival) is Hold.OUTDATED
-    arrival = scene.deliver((0, 2), seeks=1)
-    scene.lose()
-    assert scene.machine.hold(arrival) is Hold.LOST
-    scene.open(hands_over=False)
-    assert scene.machine.hold(arrival) is Hold.LOST
-    assert scene.machine.hold(scene.deliver((0, 2), seeks=1)) is Hold.UNTOLD
+    driver = ConsumerDriver().open()
+    arrival = driver.deliver((0, 2))
+    assert driver.machine.hold(arrival) is Hold.HELD
+    driver.feed(Sought(1))
+    assert driver.machine.hold(arrival) is Hold.OUTDATED
+    arrival = driver.deliver((0, 2), seeks=1)
+    driver.lose()
+    assert driver.machine.hold(arrival) is Hold.LOST
+    driver.open(hands_over=False)
+    assert driver.machine.hold(arrival) is Hold.LOST
+    assert driver.machine.hold(driver.deliver((0, 2), seeks=1)) is Hold.UNTOLD
 
 
 def test_what_is_recalled_and_not_taken_is_given_back() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 4))
-    scene.deliver((4, 8))
-    scene.take(1)
-    scene.feed(Recalled([(0, 2), (6, 8)], 0, 3))
-    assert of(GiveBack, scene.effects) == [GiveBack([(1, 2), (6, 8)])] and scene.machine.lost_times == 3
-    assert scene.unseen == [2, 3, 4, 5]
-    scene.pass_time(1)
-    assert of(Tell, scene.effects) == [Tell([(0, 1)])]
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 4))
+    driver.deliver((4, 8))
+    driver.take(1)
+    driver.feed(Recalled([(0, 2), (6, 8)], 0, 3))
+    assert of(GiveBack, driver.effects) == [GiveBack([(1, 2), (6, 8)])] and driver.machine.lost_times == 3
+    assert driver.unseen == [2, 3, 4, 5]
+    driver.pass_time(1)
+    assert of(Tell, driver.effects) == [Tell([(0, 1)])]
 
 
 def test_what_was_given_back_makes_room_when_the_application_wants_something() -> None:
-    scene = Scene(window=4).open()
-    scene.deliver((0, 4))
-    scene.feed(Recalled([(0, 4)], 0, 0))
-    assert scene.permits == 0 and scene.machine.is_starved
-    scene.feed(Hungered())
-    assert scene.permits == 4 and not scene.machine.is_starved
+    driver = ConsumerDriver(window=4).open()
+    driver.deliver((0, 4))
+    driver.feed(Recalled([(0, 4)], 0, 0))
+    assert driver.permits == 0 and driver.machine.is_starved
+    driver.feed(Hungered())
+    assert driver.permits == 4 and not driver.machine.is_starved
 
 
 def test_a_recalled_consumer_asks_for_one_although_nothing_is_owed() -> None:
-    scene = Scene().open()
-    scene.feed(Recalled([(0, 4)], 0, 0))
-    assert scene.feed(Hungered()) == [Grant(1, 0)]
-    assert scene.feed(Hungered()) == []
+    driver = ConsumerDriver().open()
+    driver.feed(Recalled([(0, 4)], 0, 0))
+    assert driver.feed(Hungered()) == [Grant(1, 0)]
+    assert driver.feed(Hungered()) == []
 
 
 def test_a_recall_of_before_a_seek_takes_nothing_back() -> None:
-    scene = Scene().open()
-    scene.feed(Sought(1))
-    scene.deliver((0, 4), seeks=1)
-    scene.feed(Recalled([(0, 4)], 0, 0))
-    assert scene.unseen == [0, 1, 2, 3]
+    driver = ConsumerDriver().open()
+    driver.feed(Sought(1))
+    driver.deliver((0, 4), seeks=1)
+    driver.feed(Recalled([(0, 4)], 0, 0))
+    assert driver.unseen == [0, 1, 2, 3]
 
 
 # --- stopping and ends --------------------------------------------------------------------------------
 
 
 def test_a_stopped_consumer_gives_back_what_still_comes_and_grants_nothing() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 4))
-    scene.feed(Stopped())
-    assert list(scene.take_back(OffsetRanges([(0, 100)]), Why.STOPPED)) == [(0, 4)]
-    scene.deliver((4, 6))
-    assert scene.unseen == [] and of(GiveBack, scene.effects) == [GiveBack([(4, 6)])]
-    scene.feed(Hungered())
-    assert of(Grant, scene.effects) == []
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 4))
+    driver.feed(Stopped())
+    assert list(driver.take_back(OffsetRanges([(0, 100)]), Why.STOPPED)) == [(0, 4)]
+    driver.deliver((4, 6))
+    assert driver.unseen == [] and of(GiveBack, driver.effects) == [GiveBack([(4, 6)])]
+    driver.feed(Hungered())
+    assert of(Grant, driver.effects) == []
 
 
 def test_a_stopped_consumer_comes_back_for_its_acks_alone() -> None:
-    scene = Scene().open()
-    scene.feed(Stopped())
-    scene.ack(0)
-    scene.lose()
-    scene.open()
-    assert scene.machine.first_permits == (0, 0, 0) and of(Grant, scene.effects) == []
-    assert GiveBack((), stop=True) in scene.effects and scene.verdicts() == [(True, [(0, 1)])]
+    driver = ConsumerDriver().open()
+    driver.feed(Stopped())
+    driver.ack(0)
+    driver.lose()
+    driver.open()
+    assert driver.machine.first_permits == (0, 0, 0) and of(Grant, driver.effects) == []
+    assert GiveBack((), stop=True) in driver.effects and driver.verdicts() == [(True, [(0, 1)])]
 
 
 def test_closing_is_more_than_stopping() -> None:
-    scene = Scene().open()
-    scene.feed(Closing())
-    scene.feed(Stopped())
-    assert scene.machine.mode is Mode.CLOSING
+    driver = ConsumerDriver().open()
+    driver.feed(Closing())
+    driver.feed(Stopped())
+    assert driver.machine.mode is Mode.CLOSING
 
 
 def test_a_lost_connection_drops_what_nobody_has() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 4))
-    scene.take(1)
-    scene.lose()
-    assert scene.unseen == [] and not scene.machine.has_out and scene.machine.state is State.AWAY
-    scene.open()
-    assert scene.permits == 8
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 4))
+    driver.take(1)
+    driver.lose()
+    assert driver.unseen == [] and not driver.machine.has_out and driver.machine.state is State.AWAY
+    driver.open()
+    assert driver.permits == 8
 
 
 def test_an_end_settles_everything_with_its_error() -> None:
-    scene = Scene().open()
-    scene.deliver((0, 4))
-    scene.ack(0)
-    scene.turn()
-    scene.lose()
-    scene.feed(Flushed())
-    scene.feed(Ended(GONE))
-    assert list(scene.settled.values()) == [GONE] and scene.unseen == []
-    assert scene.machine.ack(1, 0) == (Refuse(),)
-    assert len(scene.machine.answers.verdicts) == 1, "who flushes hears of it"
-    assert scene.feed(Ended(GONE)) == [] and scene.feed(Lost()) == [] and scene.feed(Subscribed()) == []
+    driver = ConsumerDriver().open()
+    driver.deliver((0, 4))
+    driver.ack(0)
+    driver.turn()
+    driver.lose()
+    driver.feed(Flushed())
+    driver.feed(Ended(GONE))
+    assert list(driver.settled.values()) == [GONE] and driver.unseen == []
+    assert driver.machine.ack(1, 0) == (Refuse(),)
+    assert len(driver.machine.answers.verdicts) == 1, "who flushes hears of it"
+    assert driver.feed(Ended(GONE)) == [] and driver.feed(Lost()) == [] and driver.feed(Subscribed()) == []
 
 
 # --- against a broker ---------------------------------------------------------------------------------
@@ -837,7 +839,7 @@ def test_an_end_settles_everything_with_its_error() -> None:
 class ModelBroker:
     """One subscription: what is acknowledged, and what this consumer has. It never hands out more than is granted."""
 
-    dice: Random
+    rng: Random
     head: int = 60
     acked: OffsetRanges = field(default_factory=OffsetRanges)
     out: OffsetRanges = field(default_factory=OffsetRanges)
@@ -870,118 +872,118 @@ class ModelBroker:
 @settings(max_examples=200, deadline=None)
 def test_whatever_a_broker_does_nothing_is_shown_after_its_ack_and_the_window_holds(seed: int) -> None:
     """Connections end, answers are lost, acks refused for a while, messages recalled, the subscription moved."""
-    dice = Random(seed)
-    broker = ModelBroker(dice)
-    scene = Scene(window=dice.choice([1, 4, 9]), ranges_max=dice.choice([1, 2, 50]))
+    rng = Random(seed)
+    broker = ModelBroker(rng)
+    driver = ConsumerDriver(window=rng.choice([1, 4, 9]), ranges_max=rng.choice([1, 2, 50]))
     mine: dict[int, int] = {}  # taken and not answered; with the era of its delivery
     done: set[int] = set()  # acknowledged since the last seek
     given_back = recalls = 0
 
     def check() -> None:
         nonlocal given_back
-        for effect in scene.effects[given_back:]:
+        for effect in driver.effects[given_back:]:
             if isinstance(effect, GiveBack):
                 for first, end in effect.ranges:
                     broker.out.remove(first, end)
-        given_back = len(scene.effects)
-        if scene.machine.state is State.OPEN:
-            waiting = [*scene.line, *filter(None, [scene.in_hand])]
+        given_back = len(driver.effects)
+        if driver.machine.state is State.OPEN:
+            waiting = [*driver.line, *filter(None, [driver.in_hand])]
             unseen = sum(arrival.count - arrival.taken for arrival in waiting)
-            assert scene.permits >= 0 and scene.permits + unseen + scene.machine.owed_messages == scene.window
-            assert scene.machine.owed_messages >= -recalls, "the window is exceeded only by who was recalled, and asks"
-        assert not done & set(scene.unseen), "what is acknowledged is not shown again"
+            assert driver.permits >= 0 and driver.permits + unseen + driver.machine.owed_messages == driver.window
+            assert driver.machine.owed_messages >= -recalls, "the window is exceeded only by who was recalled, and asks"
+        assert not done & set(driver.unseen), "what is acknowledged is not shown again"
 
     def open_again() -> None:
         broker.out.clear()
-        if dice.random() < 0.5:
+        if rng.random() < 0.5:
             broker.tries.clear()  # another broker, which knows nothing of what was delivered
-        scene.open(next_unacked=broker.next_unacked)
+        driver.open(next_unacked=broker.next_unacked)
 
     def deliver() -> None:
-        ranges, attempt = broker.pick(dice.randint(1, max(1, scene.permits))) if scene.permits > 0 else ([], 1)
+        ranges, attempt = broker.pick(rng.randint(1, max(1, driver.permits))) if driver.permits > 0 else ([], 1)
         if ranges:
-            scene.deliver(*ranges, attempt=attempt, seeks=broker.seeks)
+            driver.deliver(*ranges, attempt=attempt, seeks=broker.seeks)
 
     def take(count: int) -> None:
-        for offset in scene.take(count):
+        for offset in driver.take(count):
             assert offset not in done
-            mine[offset] = scene.machine.era
+            mine[offset] = driver.machine.era
 
     def ack() -> None:
-        offset = dice.choice(list(mine))
+        offset = rng.choice(list(mine))
         era = mine.pop(offset)
-        if dice.random() < 0.8:
-            scene.ack(offset, era=era)
-            if era == scene.machine.era:
+        if rng.random() < 0.8:
+            driver.ack(offset, era=era)
+            if era == driver.machine.era:
                 done.add(offset)
         else:
-            scene.feed(Nacked([(offset, offset + 1)], era))
+            driver.feed(Nacked([(offset, offset + 1)], era))
 
     def answer() -> None:
-        if dice.random() < 0.1:
-            scene.answer(LATER)
+        if rng.random() < 0.1:
+            driver.answer(LATER)
         else:
-            broker.hear(scene.sent[0])
-            scene.answer()
+            broker.hear(driver.sent[0])
+            driver.answer()
 
     def lose() -> None:
-        for send in list(scene.sent)[: dice.randint(0, len(scene.sent))]:  # they arrive, and their answers do not
+        for send in list(driver.sent)[: rng.randint(0, len(driver.sent))]:  # they arrive, and their answers do not
             broker.hear(send)
-        scene.lose()
+        driver.lose()
 
     def seek() -> None:
         broker.seeks += 1
-        start = dice.randrange(broker.head)
+        start = rng.randrange(broker.head)
         broker.acked = OffsetRanges([(0, start)]) if start else OffsetRanges()
         broker.out.clear()
-        scene.feed(Sought(broker.seeks))
+        driver.feed(Sought(broker.seeks))
         done.clear()
 
     open_again()
-    for _ in range(dice.randint(30, 200)):
-        choice = dice.random()
-        if scene.machine.state is State.AWAY:
+    for _ in range(rng.randint(30, 200)):
+        choice = rng.random()
+        if driver.machine.state is State.AWAY:
             if choice < 0.5:
                 open_again()
         elif choice < 0.25:
             deliver()
-        elif choice < 0.7 and scene.sent:
+        elif choice < 0.7 and driver.sent:
             answer()
         elif choice < 0.74:
             lose()
         elif choice < 0.76:
             seek()
         elif choice < 0.8:
-            first, recalls = dice.randrange(broker.head), recalls + 1
-            scene.feed(Recalled([(first, first + 20)], broker.seeks, 0))
-        if dice.random() < 0.4:
-            take(dice.randint(1, 4))
-        if mine and dice.random() < 0.6:
+            first, recalls = rng.randrange(broker.head), recalls + 1
+            driver.feed(Recalled([(first, first + 20)], broker.seeks, 0))
+        if rng.random() < 0.4:
+            take(rng.randint(1, 4))
+        if mine and rng.random() < 0.6:
             ack()
-        if not scene.unseen and scene.machine.state is State.OPEN and dice.random() < 0.5:
-            scene.feed(Hungered())
-        if dice.random() < 0.5 and scene.turn_is_due:
-            scene.turn()
-        scene.pass_time(dice.choice([0.0, TELL_SECONDS]))
+        if not driver.unseen and driver.machine.state is State.OPEN and rng.random() < 0.5:
+            driver.feed(Hungered())
+        if rng.random() < 0.5 and driver.turn_is_due:
+            driver.turn()
+        driver.pass_time(rng.choice([0.0, TELL_SECONDS]))
         check()
     for _ in range(5000):  # the broker is well from now on
-        if scene.machine.state is State.AWAY:
+        if driver.machine.state is State.AWAY:
             open_again()
         deliver()
         take(100)
         while mine:
             offset, era = mine.popitem()
-            scene.ack(offset, era=era)
-            if era == scene.machine.era:
+            driver.ack(offset, era=era)
+            if era == driver.machine.era:
                 done.add(offset)
-        scene.hand_over()
-        scene.feed(Hungered())
-        scene.turn()
-        while scene.sent:
-            broker.hear(scene.sent[0])
-            scene.answer()
+        driver.hand_over()
+        driver.feed(Hungered())
+        driver.turn()
+        while driver.sent:
+            broker.hear(driver.sent[0])
+            driver.answer()
         check()
-        if broker.next_unacked >= broker.head and not scene.machine.answers.verdicts:
+        if broker.next_unacked >= broker.head and not driver.machine.answers.verdicts:
             break
     assert broker.next_unacked >= broker.head, "everything is done in the end"
-    assert scene.machine.answers.verdicts == [] and not any(scene.settled.values())
+    assert driver.machine.answers.verdicts == [] and not any(driver.settled.values())

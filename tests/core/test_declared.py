@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from pydanube import errors
-from pydanube.core.declared import fields_of, say_the_same
+from pydanube.core.declared import fields_of, have_same_fields
 
 
 def test_fields_come_in_order_or_by_name() -> None:
@@ -54,5 +54,5 @@ def test_an_error_keeps_its_fields_when_it_travels(made: object) -> None:
 
 
 def test_classes_with_the_same_fields_and_another_sentence_do_not_say_the_same() -> None:
-    assert not say_the_same(errors.ClientClosed, errors.NeverOpened)
-    assert say_the_same(errors.Unreachable, errors.StoreRefused)
+    assert not have_same_fields(errors.ClientClosed, errors.NeverOpened)
+    assert have_same_fields(errors.Unreachable, errors.StoreRefused)

@@ -138,7 +138,7 @@ BEHIND = Standing(head=50, next_unacked=10, lag=40, undispatched=30, consumers=1
         ({"blocked_offset": 10}, "blocked by poison at offset 10, which failed too often"),
         ({"rate_ready_at": 7.5}, "rate limited: the next message may go in 0.5 s"),
         ({"first_offset": 20}, "behind the first kept offset 20"),
-        ({"has_room": True}, "delivering: 30 messages can be sent now"),
+        ({"has_capacity": True}, "delivering: 30 messages can be sent now"),
         ({"undispatched": 0, "dead_lettering": 2}, "copying 2 messages to the dead-letter topic"),
         ({"undispatched": 0, "unaccepted": 2}, "no connected consumer accepts the keys of 2 messages"),
         ({"undispatched": 0, "unacked": 1}, "waiting for the ack of 1 message already sent"),

@@ -335,7 +335,7 @@ class World:
             assert self.wake_at is not None and self.now < self.wake_at <= standing.retry_at, "it wakes in time"
         paused = any(member.paused for member in machine.windows.all)
         stopped = standing.blocked_offset is not None or standing.rate_ready_at is not None
-        if self.kind != "key_shared" and standing.undispatched and standing.has_room:
+        if self.kind != "key_shared" and standing.undispatched and standing.has_capacity:
             assert paused or stopped, "nothing waits while somebody has room"
 
     # --- what the room does ---------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from pydanube.core.cluster.placement import (
     HISTORY_MAX,
     PLAN_MAX,
     THRESHOLDS,
+    WORK_SLACK,
     Marker,
     Move,
     Plan,
@@ -63,7 +64,7 @@ def spread(names: Sequence[str], *, mbps: float, connections: int, backlog: int 
 # One recorded set of reports. A has few topics and no CPU left; B is idle and moves much data; C has many small topics.
 TOPICS = {A: topics("a", 2), B: topics("b", 4), C: topics("c", 5)}
 REPORTS = {
-    A: LoadReport(broker_id=A, timestamp=1, cpu=80, memory=60, disk=10, network=20,
+    A: LoadReport(broker_id=A, timestamp=1, cpu=80, memory=85, disk=10, network=20,
                   topics=spread(TOPICS[A], mbps=40, connections=10)),
     B: LoadReport(broker_id=B, timestamp=1, cpu=10, memory=30, disk=0, network=80,
                   topics=spread(TOPICS[B], mbps=80, connections=20)),
@@ -79,10 +80,10 @@ REPORTS = {
     ("strategy", "loads", "chosen"),
     [
         ("fair", {A: 2, B: 4, C: 5}, A),
-        # W: 0.4 + 12 + 3, 0.8 + 24 + 6, 1.0 + 3 + 9 + 0.4; then 0.3 W + 0.35 CPU + 0.35 memory
-        ("balanced", {A: 4.62 + 28 + 21, B: 9.24 + 3.5 + 10.5, C: 4.02 + 14 + 10.5}, B),
-        # A lacks CPU: .5 + .2 + .15·½ + .15·⅖; B throughput: .5 + .2 + .15·⅛ + .15·½; C topics: .5 + .2·½ + .2·½ + .1·⅛
-        ("weighted_load", {A: 83.5, B: 79.375, C: 71.25}, C),
+        # W: 0.4 + 12 + 3, 0.8 + 24 + 6, 1.0 + 3 + 9 + 0.4; then 0.3 W + 0.35 CPU + 0.35 · half of A's last 30 %
+        ("balanced", {A: 4.62 + 28 + 17.5, B: 9.24 + 3.5, C: 4.02 + 14}, B),
+        # A lacks CPU: .5 + .2·5/7 + .15·½ + .15·⅖; B throughput: .5 + .2 + .15·⅛; C topics: .5 + .2·½ + .1·⅛
+        ("weighted_load", {A: 63.5 + 100 / 7, B: 71.875, C: 61.25}, C),
     ],
 )
 def test_each_strategy_chooses_differently_on_one_set_of_reports(
@@ -96,14 +97,15 @@ def test_each_strategy_chooses_differently_on_one_set_of_reports(
 @pytest.mark.parametrize(
     ("figures", "load"),
     [
-        (Figures(cpu=80, memory=20, network=10, mbps=10, topics=1), 0.5 * 80 + 0.2 * 20 + 0.15 * 10 + 0.15 * 10),
-        (Figures(cpu=20, memory=80, network=10, mbps=10, topics=1), 0.5 * 80 + 0.2 * 20 + 0.15 * 10 + 0.15 * 10),
-        (Figures(cpu=20, memory=10, network=30, mbps=80, topics=2), 0.5 * 80 + 0.2 * 30 + 0.15 * 20 + 0.15 * 10),
-        (Figures(cpu=20, memory=10, network=80, mbps=30, topics=2), 0.5 * 80 + 0.2 * 30 + 0.15 * 20 + 0.15 * 10),
-        (Figures(cpu=20, memory=10, network=30, mbps=10, topics=8), 0.5 * 80 + 0.2 * 20 + 0.2 * 10 + 0.1 * 10),
-        (Figures(cpu=20, memory=10, disk=90, mbps=10, topics=2), 0.5 * 20 + 0.2 * 20 + 0.2 * 10 + 0.1 * 10),
+        # Memory counts from 70 % on: 76 is 20 of what is left, 94 is 80, 73 is 10.
+        (Figures(cpu=80, memory=76, network=10, mbps=10, topics=1), 0.5 * 80 + 0.2 * 20 + 0.15 * 10 + 0.15 * 10),
+        (Figures(cpu=20, memory=94, network=10, mbps=10, topics=1), 0.5 * 80 + 0.2 * 20 + 0.15 * 10 + 0.15 * 10),
+        (Figures(cpu=20, memory=73, network=30, mbps=80, topics=2), 0.5 * 80 + 0.2 * 30 + 0.15 * 20 + 0.15 * 10),
+        (Figures(cpu=20, memory=73, network=80, mbps=30, topics=2), 0.5 * 80 + 0.2 * 30 + 0.15 * 20 + 0.15 * 10),
+        (Figures(cpu=20, memory=73, network=30, mbps=10, topics=8), 0.5 * 80 + 0.2 * 20 + 0.2 * 10 + 0.1 * 10),
+        (Figures(cpu=20, memory=73, disk=90, mbps=10, topics=2), 0.5 * 90 + 0.2 * 10 + 0.15 * 20 + 0.15 * 20),
         # Nothing above 0.7: everything counts its share.
-        (Figures(cpu=60, memory=40, network=10, mbps=20, topics=7), 0.25 * (70 + 60 + 40) + 0.15 * 20 + 0.1 * 10),
+        (Figures(cpu=60, memory=82, network=10, mbps=20, topics=7), 0.25 * (70 + 60 + 40) + 0.15 * 20 + 0.1 * 10),
     ],
 )
 def test_what_a_broker_lacks_most_counts_most(figures: Figures, load: float) -> None:
@@ -117,6 +119,30 @@ def test_figures_that_are_small_everywhere_do_not_decide() -> None:
     loads = rank("weighted_load", {A: Figures(mbps=0.01, topics=1), B: Figures(mbps=0.02, topics=1)})
     assert loads[A] == pytest.approx(100 * (0.5 + 0.1 * 0.01))
     assert loads[B] == pytest.approx(100 * (0.5 + 0.1 * 0.02))
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "weighted_load"])
+def test_memory_in_use_that_is_not_scarce_and_machines_with_nothing_to_do_decide_nothing(strategy: str) -> None:
+    """A neighbour has half of A's memory, B wrote a file just now: no reason to avoid them, or to move."""
+    idle = {
+        A: Figures(topics=4, connections=8, mbps=0.01, cpu=1.0, memory=69.0, disk=0.1, network=0.01),
+        B: Figures(topics=4, connections=8, mbps=0.01, cpu=4.0, memory=15.0, disk=9.0, network=0.01),
+        C: Figures(topics=4, connections=8, mbps=0.01, cpu=0.5, memory=15.0, disk=0.1, network=0.01),
+    }
+    loads = rank(strategy, idle)
+    assert max(loads.values()) - min(loads.values()) < WORK_SLACK
+    assert least_loaded(loads, {A: 4, B: 4, C: 4}) == [A, B, C]
+    names = {A: topics("a", 4), B: topics("b", 4), C: topics("c", 4)}
+    known = {T: TopicLoad(topic_name=T, producer_count=1, consumer_count=1) for each in names.values() for T in each}
+    assert plan(strategy, idle, names, known, Rules()).moves == ()
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "weighted_load"])
+def test_a_machine_that_runs_out_of_memory_is_given_nothing_more(strategy: str) -> None:
+    loads = rank(
+        strategy, {A: Figures(topics=4, cpu=5, memory=93), B: Figures(topics=4, cpu=5, memory=50), C: Figures(topics=4)}
+    )
+    assert least_loaded(loads, {A: 0, B: 4, C: 9}) == [B]
 
 
 def test_balanced_counts_topics_while_nobody_reports_cpu_or_memory() -> None:
@@ -147,7 +173,7 @@ def test_a_topic_counts_where_it_is_not_where_it_was_reported() -> None:
     assert moved[A].topics == 1 and moved[A].mbps == pytest.approx(20)
     assert moved[B].topics == 5 and moved[B].mbps == pytest.approx(100)
     assert moved[B].connections == 30
-    assert measure({A: [T]}, REPORTS)[A] == Figures(topics=1, cpu=80, memory=60, disk=10, network=20)
+    assert measure({A: [T]}, REPORTS)[A] == Figures(topics=1, cpu=80, memory=85, disk=10, network=20)
 
 
 def test_the_newest_report_on_a_topic_counts() -> None:

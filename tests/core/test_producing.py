@@ -102,7 +102,7 @@ class Box(Parcel):
 
 
 @dataclass
-class Scene:
+class ProducerDriver:
     """A machine, and what a lane does about its effects: all of it, in order."""
 
     batch_messages: int = 100
@@ -207,7 +207,7 @@ class Scene:
             self.feed(FlushRequested())
             self.turn()
 
-    def open(self, session: int = S, **changes: Any) -> Scene:
+    def open(self, session: int = S, **changes: Any) -> ProducerDriver:
         self.feed(OpeningBegan())
         event = Opened(
             producer_id=P if session else 0,
@@ -254,210 +254,210 @@ class Scene:
 
 
 def test_what_is_appended_in_one_turn_travels_together() -> None:
-    scene = Scene().open()
-    scene.append(3)
-    assert scene.in_flight == [] and scene.turn_is_due
-    scene.turn()
-    assert scene.in_flight == [[0, 1, 2]]
+    driver = ProducerDriver().open()
+    driver.append(3)
+    assert driver.in_flight == [] and driver.turn_is_due
+    driver.turn()
+    assert driver.in_flight == [[0, 1, 2]]
 
 
 def test_beyond_two_in_flight_a_batch_waits_for_an_answer_and_grows() -> None:
-    scene = Scene().open()
+    driver = ProducerDriver().open()
     for _ in range(5):
-        scene.append()
-        scene.turn()
-    assert scene.in_flight == [[0], [1]] and len(scene.sent) == EAGER
-    scene.answer("receipt")
-    assert scene.in_flight == [[1], [2, 3, 4]]
+        driver.append()
+        driver.turn()
+    assert driver.in_flight == [[0], [1]] and len(driver.sent) == EAGER
+    driver.answer("receipt")
+    assert driver.in_flight == [[1], [2, 3, 4]]
 
 
 def test_a_batch_that_is_full_does_not_wait_until_eight_are_in_flight() -> None:
-    scene = Scene(batch_messages=2).open()
-    scene.append(20)
-    scene.turn()
-    assert scene.in_flight == [[n, n + 1] for n in range(0, 16, 2)]
-    scene.answer("receipt")
-    assert scene.in_flight[-1] == [16, 17] and len(scene.sent) == 8
+    driver = ProducerDriver(batch_messages=2).open()
+    driver.append(20)
+    driver.turn()
+    assert driver.in_flight == [[n, n + 1] for n in range(0, 16, 2)]
+    driver.answer("receipt")
+    assert driver.in_flight[-1] == [16, 17] and len(driver.sent) == 8
 
 
 def test_what_cannot_be_sent_yet_is_not_encoded_yet() -> None:
-    scene = Scene(batch_messages=1, in_flight_max=3).open()
-    scene.append(5)
-    scene.turn()
-    assert sum(isinstance(each, Encode) for each in scene.effects) == 3
+    driver = ProducerDriver(batch_messages=1, in_flight_max=3).open()
+    driver.append(5)
+    driver.turn()
+    assert sum(isinstance(each, Encode) for each in driver.effects) == 3
 
 
 def test_a_batch_is_cut_before_the_message_that_does_not_fit() -> None:
-    scene = Scene(batch_bytes=100).open()
-    scene.append(1, size=60)
-    scene.append(1, size=41)
-    scene.append(1, size=59)
-    scene.append(1, size=1)
-    scene.feed(FlushRequested())
-    scene.turn()
-    assert scene.in_flight == [[0], [1, 2], [3]], "two messages of 100 bytes fit exactly"
+    driver = ProducerDriver(batch_bytes=100).open()
+    driver.append(1, size=60)
+    driver.append(1, size=41)
+    driver.append(1, size=59)
+    driver.append(1, size=1)
+    driver.feed(FlushRequested())
+    driver.turn()
+    assert driver.in_flight == [[0], [1, 2], [3]], "two messages of 100 bytes fit exactly"
 
 
 def test_a_message_larger_than_a_batch_goes_alone() -> None:
-    scene = Scene(batch_bytes=100).open()
-    scene.append(1, size=10)
-    scene.append(1, size=500)
-    scene.append(1, size=10)
-    scene.feed(FlushRequested())
-    scene.turn()
-    assert scene.in_flight == [[0], [1], [2]]
+    driver = ProducerDriver(batch_bytes=100).open()
+    driver.append(1, size=10)
+    driver.append(1, size=500)
+    driver.append(1, size=10)
+    driver.feed(FlushRequested())
+    driver.turn()
+    assert driver.in_flight == [[0], [1], [2]]
 
 
 def test_one_that_sends_message_by_message_does_not_wait_for_the_end_of_the_turn() -> None:
-    scene = Scene().open()
-    scene.send(1)
-    scene.answer("receipt")
-    scene.append()
-    assert scene.in_flight == [[1]]
-    scene.append()
-    scene.turn()
-    scene.answer("receipt", "receipt")
-    scene.append(2)
-    assert scene.in_flight == [], "two were on their way at the same time: it is no such producer"
+    driver = ProducerDriver().open()
+    driver.send(1)
+    driver.answer("receipt")
+    driver.append()
+    assert driver.in_flight == [[1]]
+    driver.append()
+    driver.turn()
+    driver.answer("receipt", "receipt")
+    driver.append(2)
+    assert driver.in_flight == [], "two were on their way at the same time: it is no such producer"
 
 
 def test_a_batch_lingers_and_flush_does_not_wait_for_it() -> None:
-    scene = Scene(linger=0.5).open()
-    scene.append()
-    scene.turn()
-    assert scene.in_flight == [] and scene.wake_at == 100.5
-    scene.pass_time(0.4)
-    assert scene.in_flight == []
-    scene.pass_time(0.1)
-    assert scene.in_flight == [[0]]
-    scene.append()
-    scene.feed(FlushRequested())
-    scene.turn()
-    assert scene.in_flight == [[0], [1]]
+    driver = ProducerDriver(linger=0.5).open()
+    driver.append()
+    driver.turn()
+    assert driver.in_flight == [] and driver.wake_at == 100.5
+    driver.pass_time(0.4)
+    assert driver.in_flight == []
+    driver.pass_time(0.1)
+    assert driver.in_flight == [[0]]
+    driver.append()
+    driver.feed(FlushRequested())
+    driver.turn()
+    assert driver.in_flight == [[0], [1]]
 
 
 def test_a_flush_sends_what_is_there_although_two_are_in_flight() -> None:
-    scene = Scene().open()
-    scene.send(1, 1, 1)
-    assert scene.in_flight == [[0], [1], [2]]
+    driver = ProducerDriver().open()
+    driver.send(1, 1, 1)
+    assert driver.in_flight == [[0], [1], [2]]
 
 
 def test_a_batch_too_long_for_a_frame_goes_in_halves_and_in_order() -> None:
-    scene = Scene(frame_room=20).open()
-    scene.append(5)
-    scene.turn()
-    assert scene.in_flight == [[0, 1], [2], [3, 4]] and scene.sequences == [0, 2, 3]
+    driver = ProducerDriver(frame_room=20).open()
+    driver.append(5)
+    driver.turn()
+    assert driver.in_flight == [[0, 1], [2], [3, 4]] and driver.sequences == [0, 2, 3]
 
 
 def test_one_message_too_long_for_a_frame_fails_and_those_behind_it_go() -> None:
-    scene = Scene(frame_room=20, batch_messages=1).open()
-    scene.append(1, size=30)
-    scene.append(1)
-    scene.turn()
-    assert isinstance(scene.failed[0], MessageTooLarge) and scene.in_flight == [[1]] and scene.sequences == [0]
+    driver = ProducerDriver(frame_room=20, batch_messages=1).open()
+    driver.append(1, size=30)
+    driver.append(1)
+    driver.turn()
+    assert isinstance(driver.failed[0], MessageTooLarge) and driver.in_flight == [[1]] and driver.sequences == [0]
 
 
 def test_what_cannot_be_encoded_fails_alone() -> None:
-    scene = Scene(encodes_at_once=False, batch_messages=1).open()
-    scene.append(2)
-    scene.turn()
-    assert scene.encoding is not None
-    box, scene.encoding, scene.encodes_at_once = scene.encoding, None, True
-    scene.feed(NotEncoded(box, InvalidBatch("a surrogate")))
-    assert isinstance(scene.failed[0], InvalidBatch) and scene.in_flight == [[1]]
+    driver = ProducerDriver(encodes_at_once=False, batch_messages=1).open()
+    driver.append(2)
+    driver.turn()
+    assert driver.encoding is not None
+    box, driver.encoding, driver.encodes_at_once = driver.encoding, None, True
+    driver.feed(NotEncoded(box, InvalidBatch("a surrogate")))
+    assert isinstance(driver.failed[0], InvalidBatch) and driver.in_flight == [[1]]
 
 
 def test_nothing_is_sent_or_encoded_while_a_batch_is_being_encoded_elsewhere() -> None:
-    scene = Scene(encodes_at_once=False, batch_messages=2).open()
-    scene.append(4)
-    scene.turn()
-    scene.look()
-    scene.append(2)
-    scene.turn()
-    assert scene.look() == []
-    scene.encode()
-    assert scene.in_flight == [[0, 1]] and [type(each) for each in scene.look()] == [SendParcel, Encode]
+    driver = ProducerDriver(encodes_at_once=False, batch_messages=2).open()
+    driver.append(4)
+    driver.turn()
+    driver.look()
+    driver.append(2)
+    driver.turn()
+    assert driver.look() == []
+    driver.encode()
+    assert driver.in_flight == [[0, 1]] and [type(each) for each in driver.look()] == [SendParcel, Encode]
 
 
 def test_a_batch_that_was_encoded_before_a_new_session_gets_its_number_there() -> None:
-    scene = Scene(encodes_at_once=False).open()
-    scene.machine.next_sequence = 40
-    scene.send(2)
-    scene.lose()
-    scene.feed(SessionLost(SessionUnknown(P, S)))
-    scene.open(session=S + 1)
-    scene.encode()
-    assert scene.in_flight == [[0, 1]] and scene.sequences == [0] and scene.machine.session == S + 1
+    driver = ProducerDriver(encodes_at_once=False).open()
+    driver.machine.next_sequence = 40
+    driver.send(2)
+    driver.lose()
+    driver.feed(SessionLost(SessionUnknown(P, S)))
+    driver.open(session=S + 1)
+    driver.encode()
+    assert driver.in_flight == [[0, 1]] and driver.sequences == [0] and driver.machine.session == S + 1
 
 
 # --- answers ------------------------------------------------------------------------------------------
 
 
 def test_receipts_end_messages_in_order() -> None:
-    scene = Scene().open()
-    scene.send(2, 1)
-    scene.answer("a", "b")
-    assert scene.stored == [0, 1, 2]
-    assert [each.receipt for each in scene.effects if isinstance(each, Resolve)] == ["a", "b"]
+    driver = ProducerDriver().open()
+    driver.send(2, 1)
+    driver.answer("a", "b")
+    assert driver.stored == [0, 1, 2]
+    assert [each.receipt for each in driver.effects if isinstance(each, Resolve)] == ["a", "b"]
 
 
 def test_sequences_count_messages() -> None:
-    scene = Scene().open()
-    scene.send(3, 1, 2)
-    assert scene.sequences == [0, 3, 4] and scene.machine.next_sequence == 6
+    driver = ProducerDriver().open()
+    driver.send(3, 1, 2)
+    assert driver.sequences == [0, 3, 4] and driver.machine.next_sequence == 6
 
 
 def test_without_a_session_nothing_is_numbered() -> None:
-    scene = Scene().open(session=0)
-    scene.send(3, 1)
-    assert scene.sequences == [0, 0]
+    driver = ProducerDriver().open(session=0)
+    driver.send(3, 1)
+    assert driver.sequences == [0, 0]
 
 
 @pytest.mark.parametrize(
     "error", [SLOW, FULL, LogBusy(2, 1), LogFull(2, 1, "no upload")], ids=lambda error: type(error).__name__
 )
 def test_what_passes_is_waited_for_and_then_everything_is_sent_again_unchanged(error: DanubeError) -> None:
-    scene = Scene().open()
-    scene.send(2, 1)
-    scene.look()
-    scene.answer(error)
-    scene.append()
-    scene.turn()
-    assert scene.look()[1:] == [] and scene.machine.state is ProducingState.DRAINING, (
+    driver = ProducerDriver().open()
+    driver.send(2, 1)
+    driver.look()
+    driver.answer(error)
+    driver.append()
+    driver.turn()
+    assert driver.look()[1:] == [] and driver.machine.state is ProducingState.DRAINING, (
         "nothing is sent before the last answer"
     )
-    scene.answer(OutOfSequence(P, 2, 0))
-    assert scene.look() == [Pause(error)] and scene.in_flight == []
-    scene.turn()
-    assert scene.in_flight == []
-    scene.feed(Resumed())
-    assert scene.in_flight == [[0, 1], [2]] and scene.sequences == [0, 2], "two in flight: the third waits"
+    driver.answer(OutOfSequence(P, 2, 0))
+    assert driver.look() == [Pause(error)] and driver.in_flight == []
+    driver.turn()
+    assert driver.in_flight == []
+    driver.feed(Resumed())
+    assert driver.in_flight == [[0, 1], [2]] and driver.sequences == [0, 2], "two in flight: the third waits"
 
 
 def test_a_refusal_for_good_fails_one_batch_and_those_behind_it_get_its_numbers() -> None:
-    scene = Scene().open()
-    scene.send(1, 2, 3)
-    scene.answer("receipt", LARGE, OutOfSequence(P, 3, 1))
-    assert scene.failed == {1: LARGE, 2: LARGE}
-    assert scene.in_flight == [[3, 4, 5]] and scene.sequences == [1] and scene.machine.next_sequence == 4
+    driver = ProducerDriver().open()
+    driver.send(1, 2, 3)
+    driver.answer("receipt", LARGE, OutOfSequence(P, 3, 1))
+    assert driver.failed == {1: LARGE, 2: LARGE}
+    assert driver.in_flight == [[3, 4, 5]] and driver.sequences == [1] and driver.machine.next_sequence == 4
 
 
 def test_the_first_error_is_the_cause() -> None:
-    scene = Scene().open()
-    scene.send(1, 1, 1)
-    scene.answer(LARGE, FENCED, SLOW)
-    assert scene.failed == {0: LARGE} and scene.in_flight == [[1], [2]]
+    driver = ProducerDriver().open()
+    driver.send(1, 1, 1)
+    driver.answer(LARGE, FENCED, SLOW)
+    assert driver.failed == {0: LARGE} and driver.in_flight == [[1], [2]]
 
 
 @pytest.mark.parametrize("error", [FENCED, InvalidBatch("x"), ProtocolViolation("x")])
 def test_after_some_errors_there_is_nothing_left_to_say(error: DanubeError) -> None:
-    scene = Scene().open()
-    scene.send(1, 1)
-    scene.append()
-    scene.answer(error, OutOfSequence(P, 1, 0))
-    assert scene.failed == {0: error, 1: error, 2: error}
-    assert GiveUp(error) in scene.effects and scene.machine.end is error
-    assert scene.machine.open.size_max < 0, "whoever appends has to ask, and hears why not"
+    driver = ProducerDriver().open()
+    driver.send(1, 1)
+    driver.append()
+    driver.answer(error, OutOfSequence(P, 1, 0))
+    assert driver.failed == {0: error, 1: error, 2: error}
+    assert GiveUp(error) in driver.effects and driver.machine.end is error
+    assert driver.machine.open.size_max < 0, "whoever appends has to ask, and hears why not"
 
 
 @pytest.mark.parametrize(
@@ -481,273 +481,273 @@ def test_every_error_means_one_thing(error: DanubeError, then: Meaning) -> None:
 
 
 def test_without_a_session_one_is_refused_and_the_next_one_stored() -> None:
-    scene = Scene(batch_messages=1).open(session=0)
-    scene.append(4)
-    scene.turn()
-    scene.answer(SLOW, "receipt", LARGE, "receipt")
-    assert scene.stored == [1, 3] and scene.look()[-1] == Pause(SLOW)
-    scene.feed(Resumed())
-    assert scene.in_flight == [[0], [2]]
-    scene.answer("receipt", LARGE)
-    assert scene.stored == [1, 3, 0] and scene.failed == {2: LARGE}
+    driver = ProducerDriver(batch_messages=1).open(session=0)
+    driver.append(4)
+    driver.turn()
+    driver.answer(SLOW, "receipt", LARGE, "receipt")
+    assert driver.stored == [1, 3] and driver.look()[-1] == Pause(SLOW)
+    driver.feed(Resumed())
+    assert driver.in_flight == [[0], [2]]
+    driver.answer("receipt", LARGE)
+    assert driver.stored == [1, 3, 0] and driver.failed == {2: LARGE}
 
 
 def test_in_a_session_a_receipt_behind_a_refusal_is_a_mistake() -> None:
-    scene = Scene().open()
-    scene.send(1, 1)
-    scene.answer(SLOW, "receipt")
-    assert isinstance(scene.machine.end, ProtocolViolation) and sorted(scene.failed) == [0, 1]
+    driver = ProducerDriver().open()
+    driver.send(1, 1)
+    driver.answer(SLOW, "receipt")
+    assert isinstance(driver.machine.end, ProtocolViolation) and sorted(driver.failed) == [0, 1]
 
 
 @pytest.mark.parametrize("session", [S, 0])
 def test_an_answer_out_of_turn_or_without_a_receipt_is_a_mistake(session: int) -> None:
-    scene = Scene().open(session)
-    scene.send(1, 1)
-    scene.sent.rotate(1)
-    scene.answer("receipt")
-    assert isinstance(scene.machine.end, ProtocolViolation)
-    scene = Scene().open(session)
-    scene.send(1)
-    scene.answer(None)
-    assert isinstance(scene.machine.end, ProtocolViolation)
+    driver = ProducerDriver().open(session)
+    driver.send(1, 1)
+    driver.sent.rotate(1)
+    driver.answer("receipt")
+    assert isinstance(driver.machine.end, ProtocolViolation)
+    driver = ProducerDriver().open(session)
+    driver.send(1)
+    driver.answer(None)
+    assert isinstance(driver.machine.end, ProtocolViolation)
 
 
 def test_a_second_answer_to_a_batch_is_a_mistake() -> None:
-    scene = Scene().open()
-    scene.send(1)
-    [send] = scene.sent
-    scene.answer("receipt")
-    scene.answered(send.parcel, send.generation, "receipt")
-    assert isinstance(scene.machine.end, ProtocolViolation) and scene.stored == [0]
+    driver = ProducerDriver().open()
+    driver.send(1)
+    [send] = driver.sent
+    driver.answer("receipt")
+    driver.answered(send.parcel, send.generation, "receipt")
+    assert isinstance(driver.machine.end, ProtocolViolation) and driver.stored == [0]
 
 
 def test_a_broker_that_has_less_than_it_acknowledged_is_given_the_numbers_it_expects() -> None:
-    scene = Scene().open()
-    scene.send(2)
-    scene.answer("receipt")
-    scene.send(1, 1)
-    scene.answer(OutOfSequence(P, 2, 1), OutOfSequence(P, 3, 1))
-    assert NoteNumbered(1) in scene.effects
-    assert scene.in_flight == [[2], [3]] and scene.sequences == [1, 2]
+    driver = ProducerDriver().open()
+    driver.send(2)
+    driver.answer("receipt")
+    driver.send(1, 1)
+    driver.answer(OutOfSequence(P, 2, 1), OutOfSequence(P, 3, 1))
+    assert NoteNumbered(1) in driver.effects
+    assert driver.in_flight == [[2], [3]] and driver.sequences == [1, 2]
 
 
 def test_a_broker_that_has_more_than_was_sent_is_somebody_elses() -> None:
-    scene = Scene().open()
-    scene.send(1)
-    scene.answer(OutOfSequence(P, 0, 500))
-    assert isinstance(scene.machine.end, OutOfSequence)
+    driver = ProducerDriver().open()
+    driver.send(1)
+    driver.answer(OutOfSequence(P, 0, 500))
+    assert isinstance(driver.machine.end, OutOfSequence)
 
 
 # --- handles and sessions -----------------------------------------------------------------------------
 
 
 def test_what_has_no_answer_is_sent_again_first_unchanged_and_in_order() -> None:
-    scene = Scene().open()
-    scene.send(1, 2, 1)
-    scene.answer("receipt")
-    late = scene.sent[0]
-    scene.lose()
-    scene.append()
-    assert scene.in_flight == [] and scene.machine.state is ProducingState.AWAY
-    scene.turn()
-    scene.open()
-    assert scene.in_flight == [[1, 2], [3]] and scene.sequences == [1, 3]
-    scene.answered(late.parcel, late.generation, "receipt of the old handle")
-    assert scene.stored == [0] and scene.machine.end is None
-    scene.answer("duplicate", "receipt")
-    assert scene.stored == [0, 1, 2, 3] and scene.in_flight == [[4]]
+    driver = ProducerDriver().open()
+    driver.send(1, 2, 1)
+    driver.answer("receipt")
+    late = driver.sent[0]
+    driver.lose()
+    driver.append()
+    assert driver.in_flight == [] and driver.machine.state is ProducingState.AWAY
+    driver.turn()
+    driver.open()
+    assert driver.in_flight == [[1, 2], [3]] and driver.sequences == [1, 3]
+    driver.answered(late.parcel, late.generation, "receipt of the old handle")
+    assert driver.stored == [0] and driver.machine.end is None
+    driver.answer("duplicate", "receipt")
+    assert driver.stored == [0, 1, 2, 3] and driver.in_flight == [[4]]
 
 
 def test_a_broker_that_takes_fewer_at_a_time_is_sent_fewer_again() -> None:
-    scene = Scene(batch_messages=1).open()
-    scene.append(8)
-    scene.turn()
-    scene.lose()
-    scene.in_flight_max = 3
-    scene.open()
-    assert scene.in_flight == [[0], [1], [2]]
-    scene.answer("receipt")
-    assert scene.in_flight == [[1], [2], [3]]
+    driver = ProducerDriver(batch_messages=1).open()
+    driver.append(8)
+    driver.turn()
+    driver.lose()
+    driver.in_flight_max = 3
+    driver.open()
+    assert driver.in_flight == [[0], [1], [2]]
+    driver.answer("receipt")
+    assert driver.in_flight == [[1], [2], [3]]
 
 
 def test_a_broker_that_leaves_is_sent_nothing_more_and_still_heard() -> None:
-    scene = Scene().open()
-    scene.send(1)
-    scene.feed(Leaving())
-    scene.append()
-    scene.turn()
-    assert scene.in_flight == [[0]]
-    scene.answer("receipt")
-    assert scene.stored == [0] and scene.in_flight == []
-    scene.lose()
-    scene.open()
-    assert scene.in_flight == [[1]]
+    driver = ProducerDriver().open()
+    driver.send(1)
+    driver.feed(Leaving())
+    driver.append()
+    driver.turn()
+    assert driver.in_flight == [[0]]
+    driver.answer("receipt")
+    assert driver.stored == [0] and driver.in_flight == []
+    driver.lose()
+    driver.open()
+    assert driver.in_flight == [[1]]
 
 
 def test_a_stopped_log_is_left_and_everything_sent_again_elsewhere() -> None:
-    scene = Scene().open()
-    scene.send(1)
-    scene.answer(LogStopped("twice"))
-    assert isinstance(scene.look()[-1], Reopen)
-    assert scene.machine.state is ProducingState.AWAY and scene.failed == {}
-    scene.open()
-    assert scene.in_flight == [[0]] and scene.sequences == [0]
+    driver = ProducerDriver().open()
+    driver.send(1)
+    driver.answer(LogStopped("twice"))
+    assert isinstance(driver.look()[-1], Reopen)
+    assert driver.machine.state is ProducingState.AWAY and driver.failed == {}
+    driver.open()
+    assert driver.in_flight == [[0]] and driver.sequences == [0]
 
 
 def test_under_a_new_session_only_goes_what_was_certainly_not_stored() -> None:
-    scene = Scene().open()
-    scene.send(1)
-    scene.answer("receipt")
-    scene.send(1)
-    scene.lose()  # nobody knows
-    scene.send(1)
-    scene.open()
-    scene.answer(SessionUnknown(P, S), SessionUnknown(P, S))
-    assert list(scene.failed) == [1] and scene.machine.session == 0
-    scene.open(session=S + 1)
-    assert scene.in_flight == [[2]] and scene.sequences == [0]
+    driver = ProducerDriver().open()
+    driver.send(1)
+    driver.answer("receipt")
+    driver.send(1)
+    driver.lose()  # nobody knows
+    driver.send(1)
+    driver.open()
+    driver.answer(SessionUnknown(P, S), SessionUnknown(P, S))
+    assert list(driver.failed) == [1] and driver.machine.session == 0
+    driver.open(session=S + 1)
+    assert driver.in_flight == [[2]] and driver.sequences == [0]
 
 
 @pytest.mark.parametrize("error", [LogStopped("twice"), NotServed(TOPIC, "moved")])
 def test_an_answer_that_leaves_it_open_makes_a_batch_doubtful(error: DanubeError) -> None:
-    scene = Scene().open()
-    scene.send(1)
-    scene.answer(error)
-    scene.feed(SessionLost(SessionUnknown(P, S)))
-    assert list(scene.failed) == [0]
+    driver = ProducerDriver().open()
+    driver.send(1)
+    driver.answer(error)
+    driver.feed(SessionLost(SessionUnknown(P, S)))
+    assert list(driver.failed) == [0]
 
 
 @pytest.mark.parametrize("error", [LogClosed(TOPIC), ProducerUnknown(P)])
 def test_an_answer_that_says_no_does_not_make_a_batch_doubtful(error: DanubeError) -> None:
-    scene = Scene().open()
-    scene.send(1)
-    scene.answer(error)
-    scene.feed(SessionLost(SessionUnknown(P, S)))
-    scene.open(session=S + 1)
-    assert scene.failed == {} and scene.in_flight == [[0]]
+    driver = ProducerDriver().open()
+    driver.send(1)
+    driver.answer(error)
+    driver.feed(SessionLost(SessionUnknown(P, S)))
+    driver.open(session=S + 1)
+    assert driver.failed == {} and driver.in_flight == [[0]]
 
 
 def test_what_is_in_doubt_is_not_sent_again_after_a_day() -> None:
-    scene = Scene(timeout=10**6).open()
-    scene.send(1)
-    scene.lose()
-    scene.now += RESEND_SECONDS + 1
-    scene.append()
-    scene.feed(OpeningBegan())
-    assert isinstance(scene.failed[0], SessionUnknown) and scene.machine.session == 0
-    scene.open(session=S + 1)
-    assert scene.in_flight == [[1]]
+    driver = ProducerDriver(timeout=10**6).open()
+    driver.send(1)
+    driver.lose()
+    driver.now += RESEND_SECONDS + 1
+    driver.append()
+    driver.feed(OpeningBegan())
+    assert isinstance(driver.failed[0], SessionUnknown) and driver.machine.session == 0
+    driver.open(session=S + 1)
+    assert driver.in_flight == [[1]]
 
 
 def test_what_is_in_doubt_for_less_than_a_day_is_sent_again() -> None:
-    scene = Scene(timeout=10**6).open()
-    scene.send(1)
-    scene.lose()
-    scene.now += RESEND_SECONDS - 1
-    scene.open()
-    assert scene.in_flight == [[0]]
+    driver = ProducerDriver(timeout=10**6).open()
+    driver.send(1)
+    driver.lose()
+    driver.now += RESEND_SECONDS - 1
+    driver.open()
+    assert driver.in_flight == [[0]]
 
 
 def test_to_a_non_reliable_topic_nothing_is_sent_twice() -> None:
-    scene = Scene().open(session=0, is_volatile=True)
-    scene.send(1, 1)
-    scene.append()
-    scene.lose()
-    assert scene.failed == {0: AWAY, 1: AWAY}
-    scene.open(session=0, is_volatile=True)
-    assert scene.in_flight == [[2]]
+    driver = ProducerDriver().open(session=0, is_volatile=True)
+    driver.send(1, 1)
+    driver.append()
+    driver.lose()
+    assert driver.failed == {0: AWAY, 1: AWAY}
+    driver.open(session=0, is_volatile=True)
+    assert driver.in_flight == [[2]]
 
 
 def test_a_broker_that_hangs_up_twice_because_of_the_same_batch_is_not_asked_a_third_time() -> None:
-    scene, why = Scene().open(), ProtocolViolation("too much")
-    scene.send(1)
-    scene.lose(why)
-    scene.open()
-    assert scene.in_flight == [[0]]
-    scene.lose(why)
-    assert scene.failed == {0: why} and scene.machine.end is why
+    driver, why = ProducerDriver().open(), ProtocolViolation("too much")
+    driver.send(1)
+    driver.lose(why)
+    driver.open()
+    assert driver.in_flight == [[0]]
+    driver.lose(why)
+    assert driver.failed == {0: why} and driver.machine.end is why
 
 
 def test_one_that_got_further_in_between_is_asked_again() -> None:
-    scene, why = Scene().open(), ProtocolViolation("too much")
-    scene.send(1, 1)
-    scene.lose(why)
-    scene.open()
-    scene.answer("receipt")
-    scene.lose(why)
-    assert scene.machine.end is None
+    driver, why = ProducerDriver().open(), ProtocolViolation("too much")
+    driver.send(1, 1)
+    driver.lose(why)
+    driver.open()
+    driver.answer("receipt")
+    driver.lose(why)
+    assert driver.machine.end is None
 
 
 def test_another_batch_is_not_to_blame_for_the_one_before() -> None:
-    scene, why = Scene().open(), ProtocolViolation("too much")
-    scene.send(1, 1)
-    scene.lose(why)
-    scene.open()
-    scene.answer(LARGE, OutOfSequence(P, 1, 0))
-    scene.lose(why)
-    assert scene.machine.end is None
+    driver, why = ProducerDriver().open(), ProtocolViolation("too much")
+    driver.send(1, 1)
+    driver.lose(why)
+    driver.open()
+    driver.answer(LARGE, OutOfSequence(P, 1, 0))
+    driver.lose(why)
+    assert driver.machine.end is None
 
 
 def test_without_a_session_any_receipt_shows_that_the_broker_goes_on() -> None:
-    scene, why = Scene().open(session=0), ProtocolViolation("too much")
-    scene.send(1, 1)
-    scene.lose(why)
-    scene.open(session=0)
-    scene.answer(SLOW, "receipt")
-    scene.feed(Resumed())
-    scene.lose(why)
-    assert scene.machine.end is None
+    driver, why = ProducerDriver().open(session=0), ProtocolViolation("too much")
+    driver.send(1, 1)
+    driver.lose(why)
+    driver.open(session=0)
+    driver.answer(SLOW, "receipt")
+    driver.feed(Resumed())
+    driver.lose(why)
+    assert driver.machine.end is None
 
 
 def test_a_broker_that_refuses_for_good_and_hangs_up_means_it() -> None:
-    scene = Scene().open()
-    scene.send(1, 1)
-    scene.answer(FENCED)
-    scene.lose()
-    assert scene.failed == {0: FENCED, 1: FENCED}
+    driver = ProducerDriver().open()
+    driver.send(1, 1)
+    driver.answer(FENCED)
+    driver.lose()
+    assert driver.failed == {0: FENCED, 1: FENCED}
 
 
 def test_a_broker_that_hangs_up_on_a_number_is_given_the_one_it_wants() -> None:
-    scene = Scene().open()
-    scene.send(1)
-    scene.answer("receipt")
-    scene.send(1, 1)
-    scene.answer(OutOfSequence(P, 1, 0))
-    scene.lose()
-    scene.open()
-    assert scene.in_flight == [[1], [2]] and scene.sequences == [0, 1]
+    driver = ProducerDriver().open()
+    driver.send(1)
+    driver.answer("receipt")
+    driver.send(1, 1)
+    driver.answer(OutOfSequence(P, 1, 0))
+    driver.lose()
+    driver.open()
+    assert driver.in_flight == [[1], [2]] and driver.sequences == [0, 1]
 
 
 def test_an_error_that_passes_is_forgotten_with_its_connection() -> None:
-    scene = Scene().open()
-    scene.send(1, 1)
-    scene.answer(SLOW)
-    scene.lose()
-    scene.open()
-    assert scene.in_flight == [[0], [1]] and scene.machine.state is ProducingState.OPEN
+    driver = ProducerDriver().open()
+    driver.send(1, 1)
+    driver.answer(SLOW)
+    driver.lose()
+    driver.open()
+    assert driver.in_flight == [[0], [1]] and driver.machine.state is ProducingState.OPEN
 
 
 # --- ends ---------------------------------------------------------------------------------------------
 
 
 def test_everything_fails_when_it_ends_wherever_it_is() -> None:
-    scene, closed = Scene(encodes_at_once=False, batch_messages=2).open(), ClientClosed("it")
-    scene.append(5)
-    scene.turn()
-    scene.encode()
-    [send] = scene.sent
-    scene.feed(ProducerEnded(closed))
-    assert sorted(scene.failed) == [0, 1, 4], "the second is being encoded"
-    scene.encode()
-    assert sorted(scene.failed) == [0, 1, 2, 3, 4] and list(scene.machine.outstanding) == []
-    scene.answered(send.parcel, send.generation, "receipt")
-    assert scene.stored == []
+    driver, closed = ProducerDriver(encodes_at_once=False, batch_messages=2).open(), ClientClosed("it")
+    driver.append(5)
+    driver.turn()
+    driver.encode()
+    [send] = driver.sent
+    driver.feed(ProducerEnded(closed))
+    assert sorted(driver.failed) == [0, 1, 4], "the second is being encoded"
+    driver.encode()
+    assert sorted(driver.failed) == [0, 1, 2, 3, 4] and list(driver.machine.outstanding) == []
+    driver.answered(send.parcel, send.generation, "receipt")
+    assert driver.stored == []
 
 
 def test_after_the_end_nothing_happens_any_more() -> None:
-    scene = Scene().open()
-    scene.feed(ProducerEnded(ClientClosed("it")))
-    scene.look()
+    driver = ProducerDriver().open()
+    driver.feed(ProducerEnded(ClientClosed("it")))
+    driver.look()
     for event in (
         FlushRequested(),
         TurnCame(),
@@ -758,62 +758,62 @@ def test_after_the_end_nothing_happens_any_more() -> None:
         Leaving(),
         ProducerEnded(AWAY),
     ):
-        scene.feed(event)
-    assert scene.look() == [] and not scene.turn_is_due
+        driver.feed(event)
+    assert driver.look() == [] and not driver.turn_is_due
 
 
 def test_outstanding_is_everything_without_an_end_oldest_first() -> None:
-    scene = Scene(encodes_at_once=False, batch_messages=2).open()
-    scene.append(5)
-    scene.turn()
-    assert [box.numbers for box in scene.machine.outstanding] == [[0, 1], [2, 3], [4]]
+    driver = ProducerDriver(encodes_at_once=False, batch_messages=2).open()
+    driver.append(5)
+    driver.turn()
+    assert [box.numbers for box in driver.machine.outstanding] == [[0, 1], [2, 3], [4]]
 
 
 # --- deadlines ----------------------------------------------------------------------------------------
 
 
 def test_who_waits_too_long_is_told_and_what_was_not_sent_is_not_sent_any_more() -> None:
-    scene = Scene(timeout=8.0).open()
-    scene.send(1)
-    scene.lose()
-    scene.append()
-    scene.look()
-    scene.pass_time(8.0 - 8.0 / LOOKS)
-    assert not any(isinstance(each, TellLate | Expire) for each in scene.look())
-    scene.pass_time(2 * 8.0 / LOOKS)
-    late = [each for each in scene.look() if isinstance(each, TellLate | Expire)]
-    sent, open_ = scene.machine.outstanding
+    driver = ProducerDriver(timeout=8.0).open()
+    driver.send(1)
+    driver.lose()
+    driver.append()
+    driver.look()
+    driver.pass_time(8.0 - 8.0 / LOOKS)
+    assert not any(isinstance(each, TellLate | Expire) for each in driver.look())
+    driver.pass_time(2 * 8.0 / LOOKS)
+    late = [each for each in driver.look() if isinstance(each, TellLate | Expire)]
+    sent, open_ = driver.machine.outstanding
     assert late[:2] == [TellLate(sent), Expire(open_)]
 
 
 def test_who_goes_on_sending_is_told_in_time_all_the_same() -> None:
-    scene = Scene(timeout=8.0)
+    driver = ProducerDriver(timeout=8.0)
     for _ in range(20):
-        scene.append()
-        scene.feed(FlushRequested())
-        scene.pass_time(0.5)
-    assert any(isinstance(each, Expire) for each in scene.effects)
+        driver.append()
+        driver.feed(FlushRequested())
+        driver.pass_time(0.5)
+    assert any(isinstance(each, Expire) for each in driver.effects)
 
 
 def test_what_was_taken_out_entirely_is_nothing() -> None:
-    scene = Scene(batch_messages=1)
-    scene.append(2)
-    for box in list(scene.machine.outstanding)[:1]:
+    driver = ProducerDriver(batch_messages=1)
+    driver.append(2)
+    for box in list(driver.machine.outstanding)[:1]:
         box.rows, box.numbers, box.size = 0, [], 0
-    assert [box.numbers for box in scene.machine.outstanding] == [[1]]
-    scene.open()
-    assert scene.in_flight == [[1]]
+    assert [box.numbers for box in driver.machine.outstanding] == [[1]]
+    driver.open()
+    assert driver.in_flight == [[1]]
 
 
 def test_nobody_is_woken_when_nothing_is_outstanding() -> None:
-    scene = Scene().open()
-    scene.send(1)
-    assert scene.wake_at is not None
-    scene.answer("receipt")
-    scene.pass_time(10.0)
-    assert scene.wake_at is None
-    scene.append()
-    assert scene.wake_at == scene.now + 8.0 / LOOKS
+    driver = ProducerDriver().open()
+    driver.send(1)
+    assert driver.wake_at is not None
+    driver.answer("receipt")
+    driver.pass_time(10.0)
+    assert driver.wake_at is None
+    driver.append()
+    assert driver.wake_at == driver.now + 8.0 / LOOKS
 
 
 # --- against a broker ---------------------------------------------------------------------------------
@@ -823,7 +823,7 @@ def test_nobody_is_woken_when_nothing_is_outstanding() -> None:
 class ModelBroker:
     """Judges batches with the sessions of a real log (core/commit), and loses, refuses and forgets."""
 
-    dice: Random
+    rng: Random
     idempotent: bool
     sessions: Sessions = field(default_factory=Sessions)
     session: int = 0
@@ -840,9 +840,9 @@ class ModelBroker:
         if 7 in [number % 11 for number in numbers]:  # whenever it comes
             self.hole = first_sequence
             return LARGE
-        if not self.is_well and self.dice.random() < 0.1:
+        if not self.is_well and self.rng.random() < 0.1:
             self.hole = first_sequence
-            return self.dice.choice([SLOW, FULL, LogClosed(TOPIC)])
+            return self.rng.choice([SLOW, FULL, LogClosed(TOPIC)])
         if not self.idempotent:
             self.stored.append(numbers)
             return len(self.stored)
@@ -862,36 +862,36 @@ class ModelBroker:
 @settings(max_examples=200, deadline=None)
 def test_whatever_a_broker_does_messages_end_once_and_in_order(seed: int, idempotent: bool) -> None:
     """Answers are lost, batches are refused, connections end, sessions are forgotten; nothing is stored twice."""
-    dice = Random(seed)
-    scene = Scene(batch_messages=3, in_flight_max=dice.choice([1, 3, 8]), encodes_at_once=dice.random() < 0.5)
-    broker = ModelBroker(dice, idempotent)
+    rng = Random(seed)
+    driver = ProducerDriver(batch_messages=3, in_flight_max=rng.choice([1, 3, 8]), encodes_at_once=rng.random() < 0.5)
+    broker = ModelBroker(rng, idempotent)
     seen: dict[Box, tuple[int, int]] = {}  # the number that a batch went out with, and in which session
     unknown: set[Box] = set()  # batches that went out, and of which nobody has said since what became of them
     receipts: dict[int, object] = {}
 
     def open_again() -> None:
         broker.hole = None
-        scene.feed(OpeningBegan())
+        driver.feed(OpeningBegan())
         if idempotent and (
-            not scene.machine.session or not broker.session or (dice.random() < 0.1 and not broker.is_well)
+            not driver.machine.session or not broker.session or (rng.random() < 0.1 and not broker.is_well)
         ):
-            if scene.machine.session:
-                scene.feed(SessionLost(SessionUnknown(P, scene.machine.session)))
+            if driver.machine.session:
+                driver.feed(SessionLost(SessionUnknown(P, driver.machine.session)))
             broker.session += 1 << 32
             broker.sessions.opened(P, broker.session, 0)
-        scene.open(broker.session if idempotent else 0)
+        driver.open(broker.session if idempotent else 0)
 
     def collect() -> None:
-        while scene.sent:
-            send = scene.sent.popleft()
+        while driver.sent:
+            send = driver.sent.popleft()
             box = send.parcel
             before = seen.get(box)
             if before is not None and box in unknown and idempotent:
-                assert before == (scene.machine.session, box.first_sequence), "what may be stored is not changed"
-            seen[box] = (scene.machine.session, box.first_sequence)
+                assert before == (driver.machine.session, box.first_sequence), "what may be stored is not changed"
+            seen[box] = (driver.machine.session, box.first_sequence)
             broker.asked.append((send, box.first_sequence))
-        assert len(broker.asked) <= scene.in_flight_max
-        unsent = [box.numbers for box in scene.machine.outstanding]
+        assert len(broker.asked) <= driver.in_flight_max
+        unsent = [box.numbers for box in driver.machine.outstanding]
         if idempotent:
             flat = [number for numbers in unsent for number in numbers]
             assert flat == sorted(flat), "order is kept"
@@ -903,54 +903,54 @@ def test_whatever_a_broker_does_messages_end_once_and_in_order(seed: int, idempo
         for number in send.parcel.numbers:
             if not isinstance(result, DanubeError):
                 assert receipts.setdefault(number, result) == result or not idempotent, "one receipt"
-        generation = scene.machine.generation
-        scene.sent.clear()
-        scene.answered(send.parcel, send.generation, result)
-        if scene.machine.generation != generation:
+        generation = driver.machine.generation
+        driver.sent.clear()
+        driver.answered(send.parcel, send.generation, result)
+        if driver.machine.generation != generation:
             broker.asked.clear()
 
     def lose() -> None:
         unknown.update(send.parcel for send, _ in broker.asked)
-        for _ in range(dice.randint(0, len(broker.asked))):  # they arrive, and their answers do not
+        for _ in range(rng.randint(0, len(broker.asked))):  # they arrive, and their answers do not
             send, sequence = broker.asked.popleft()
             broker.judge(send.parcel, sequence)
         broker.asked.clear()
-        scene.lose(AWAY)
+        driver.lose(AWAY)
 
-    for _ in range(dice.randint(20, 120)):
-        choice = dice.random()
+    for _ in range(rng.randint(20, 120)):
+        choice = rng.random()
         if choice < 0.4:
-            scene.append(dice.randint(1, 5), size=dice.choice([1, 10, 400]))
+            driver.append(rng.randint(1, 5), size=rng.choice([1, 10, 400]))
         elif choice < 0.5:
-            scene.feed(FlushRequested())
+            driver.feed(FlushRequested())
         elif choice < 0.8 and broker.asked:
             answer()
-        elif choice < 0.85 and scene.machine.state is not ProducingState.AWAY:
+        elif choice < 0.85 and driver.machine.state is not ProducingState.AWAY:
             lose()
         elif choice < 0.9:
-            scene.encode()
-        elif scene.machine.state is ProducingState.AWAY:
+            driver.encode()
+        elif driver.machine.state is ProducingState.AWAY:
             open_again()
-        elif scene.machine.state is ProducingState.PAUSED:
-            scene.feed(Resumed())
-        scene.turn()
+        elif driver.machine.state is ProducingState.PAUSED:
+            driver.feed(Resumed())
+        driver.turn()
         collect()
     broker.is_well = True
-    while list(scene.machine.outstanding):
-        if scene.machine.state is ProducingState.AWAY:
+    while list(driver.machine.outstanding):
+        if driver.machine.state is ProducingState.AWAY:
             open_again()
-        scene.feed(Resumed())
-        scene.feed(FlushRequested())
-        scene.turn()
-        scene.encode()
+        driver.feed(Resumed())
+        driver.feed(FlushRequested())
+        driver.turn()
+        driver.encode()
         collect()
         if broker.asked:
             answer()
             collect()
-    assert list(scene.machine.outstanding) == [] and scene.machine.end is None
-    assert len(scene.stored) + len(scene.failed) == scene.numbered, "every message has ended"
-    assert set(scene.stored) <= {number for batch in broker.stored for number in batch}, "what has a receipt is stored"
+    assert list(driver.machine.outstanding) == [] and driver.machine.end is None
+    assert len(driver.stored) + len(driver.failed) == driver.numbered, "every message has ended"
+    assert set(driver.stored) <= {number for batch in broker.stored for number in batch}, "what has a receipt is stored"
     if idempotent:
         flat = [number for batch in broker.stored for number in batch]
         assert flat == sorted(set(flat)), "once, and in order"
-        assert scene.stored == sorted(scene.stored)
+        assert driver.stored == sorted(driver.stored)

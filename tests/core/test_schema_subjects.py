@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydanube.core.schemas.door import Reason, TopicSchema, doubts, sentence_of
+from pydanube.core.schemas.enforcing import Reason, TopicSchema, doubts, sentence_of
 from pydanube.core.schemas.kinds import (
     Compatibility,
     Direction,
@@ -119,7 +119,7 @@ def test_a_version_is_stored_and_read_again() -> None:
     assert version.message == "a.B"
 
 
-# --- at the door ----------------------------------------------------------------------------------------
+# --- messages that are published --------------------------------------------------------------------
 
 KNOWN = SubjectRecord(7, "s", AVRO, versions=(VersionMark(1, "a", "deleted"), VersionMark(2, "b")))
 

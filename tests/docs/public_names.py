@@ -24,7 +24,7 @@ from pydanube.config.settings import SETTINGS
 from pydanube.core.declared import Declared, _take_fields, fields_of
 from pydanube.web import app, json_routes
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2
-from pydanube.wire._pb.pydanube import admin_pb2, status_pb2, stream_pb2
+from pydanube.wire._pb.pydanube import admin_pb2, pipelines_pb2, status_pb2, stream_pb2
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 INTERNAL: Final = frozenset({"lane", "parts"})  # what a message needs to be acknowledged
@@ -149,7 +149,7 @@ def _log_lines() -> Iterator[str]:
 
 def _protocol() -> Iterator[str]:
     """Services of the admin and data ports, and every field of the native protocol, with its number."""
-    for file in (DanubeApi_pb2, DanubeAdmin_pb2, admin_pb2, status_pb2):
+    for file in (DanubeApi_pb2, DanubeAdmin_pb2, admin_pb2, status_pb2, pipelines_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
             for method in service.methods:
                 yield f"call {service.full_name}/{method.name}"

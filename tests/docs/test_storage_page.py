@@ -65,8 +65,8 @@ def test_the_commands_and_queries_run_one_after_the_other(
 ) -> None:
     monkeypatch.setenv("DANUBE_ADMIN_ENDPOINT", broker.admin_url)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
-    assert broker._doors is not None
-    metrics_addr = broker._doors.metrics_addr
+    assert broker._servers is not None
+    metrics_addr = broker._servers.metrics_addr
     names: dict[str, Any] = {}
     said = ""
     for block in blocks(PAGE):

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydanube.testing.ports import member_ports
 from tests.e2e.processes import CLIENTS, BrokerProcess, danube_here, until
+from tools.cluster_processes import ProcessesOf
 
 TTL = 4.0
 UNWILLING = CLIENTS / "unwilling_broker.py"  # a broker that cannot store some cursors
@@ -55,6 +56,10 @@ class ClusterBroker(BrokerProcess):
 
     paused = False
 
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.exit_code is None
+
     def pause(self) -> None:
         assert self.process is not None
         self.paused = True
@@ -75,27 +80,15 @@ class EtcdBroker(ClusterBroker):
         BrokerProcess.__init__(self, directory, *where, "--registration-ttl", str(TTL), *flags)
 
 
-class ClusterProcesses:
+class ClusterProcesses(ProcessesOf[ClusterBroker]):
     def __init__(self, brokers: Sequence[ClusterBroker], store: Path) -> None:
-        self.brokers = list(brokers)
+        super().__init__(brokers)
         self.store = store
-
-    def __getitem__(self, number: int) -> ClusterBroker:
-        return self.brokers[number]
 
     def start(self) -> None:
         """All at once: a metadata store needs a majority."""
         with ThreadPoolExecutor(len(self.brokers)) as pool:
             list(pool.map(lambda broker: broker.start(), self.brokers))
-
-    @property
-    def url(self) -> str:
-        return ",".join(broker.stream_url for broker in self.brokers)
-
-    @property
-    def living(self) -> list[ClusterBroker]:
-        running = [each for each in self.brokers if each.process is not None and each.process.exit_code is None]
-        return [each for each in running if not each.paused]
 
     def admin(self, *arguments: object, asked: int | None = None) -> str:
         """What `danube admin` of some living broker prints. It must succeed."""
@@ -110,9 +103,6 @@ class ClusterProcesses:
 
     def json(self, *arguments: object) -> Any:
         return json.loads(self.admin(*arguments, "--output", "json"))
-
-    def by_id(self, broker_id: str) -> ClusterBroker:
-        return next(each for each in self.brokers if each.broker_id == broker_id)
 
     def host(self, topic: str) -> ClusterBroker | None:
         """Who has the topic now, as the cluster says; None while it does not know, or the one it names is gone."""
@@ -147,7 +137,6 @@ def cluster_in(
         brokers[-1].program = program
     cluster = ClusterProcesses(brokers, store)
     with contextlib.ExitStack() as stack:
-        for broker in brokers:
-            stack.callback(lambda broker=broker: broker.process.kill() if broker.process else None)  # type: ignore[misc]
+        stack.callback(cluster.kill)
         cluster.start()
         yield cluster

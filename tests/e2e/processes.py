@@ -275,8 +275,8 @@ class BrokerProcess:
         return self.process.stop()
 
     def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
+        if self.process is not None:
+            self.process.kill()
 
     def run(self, script: str, *arguments: object) -> Program:
         return Program(self.directory, script, self.url, *arguments)

@@ -68,16 +68,16 @@ class Run:
     """Sends `count` random requests, `in_flight` at a time."""
 
     def __init__(self, broker: BrokerProcess, seed: int) -> None:
-        self._doors = {"client": broker.client_port, "admin": broker.admin_port}
+        self._servers = {"client": broker.client_port, "admin": broker.admin_port}
         self._requests = Requests(seed)
         self.report = Report()
         self._channels: dict[str, Any] = {}
         self._stalled_seconds = 0.0  # for so long nothing ran on this machine, we not either
 
     async def go(self, count: int, in_flight: int) -> Report:
-        for door, port in self._doors.items():
+        for server, port in self._servers.items():
             options = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-            self._channels[door] = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+            self._channels[server] = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
         remaining = iter(range(count))
         started = time.monotonic()
 
@@ -106,12 +106,12 @@ class Run:
             self._stalled_seconds += max(0.0, time.monotonic() - before - 1.0)
 
     async def _one(self) -> None:
-        door, method, data = self._requests.draw()
+        server, method, data = self._requests.draw()
         path = f"/{method.containing_service.full_name}/{method.name}"
         if method.server_streaming:
-            await self._stream(door, path, data)
+            await self._stream(server, path, data)
             return
-        call = self._channels[door].unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
+        call = self._channels[server].unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
         stalled_before = self._stalled_seconds
         try:
             answer = await call(data, timeout=CALL_SECONDS)
@@ -133,8 +133,8 @@ class Run:
         if len(ids) > 200:
             del ids[0]
 
-    async def _stream(self, door: str, path: str, data: bytes) -> None:
-        call = self._channels[door].unary_stream(path, request_serializer=bytes, response_deserializer=bytes)
+    async def _stream(self, server: str, path: str, data: bytes) -> None:
+        call = self._channels[server].unary_stream(path, request_serializer=bytes, response_deserializer=bytes)
         stream = call(data, timeout=STREAM_SECONDS * (1 + self._requests.random.random()))
         try:
             async for _ in stream:

@@ -72,7 +72,7 @@ NUMBERS = [
 
 
 def services() -> list[tuple[str, ServiceDescriptor]]:
-    """Which door each is behind, and the service."""
+    """Which server each is behind, and the service."""
     client = [("client", service) for service in api.DESCRIPTOR.services_by_name.values()]
     admin = [("admin", service) for service in DanubeAdmin_pb2.DESCRIPTOR.services_by_name.values()]
     ours = [
@@ -97,23 +97,23 @@ class Requests:
         self.methods: list[tuple[str, MethodDescriptor]] = []
         self.weights: list[float] = []
         self.count = 0
-        for door, service in services():
+        for server, service in services():
             for method in service.methods:
-                self.methods.append((door, method))
+                self.methods.append((server, method))
                 self.weights.append(0.2 if service.name in DULL else WEIGHTS.get(method.name, 2))
 
     def draw(self) -> tuple[str, MethodDescriptor, bytes]:
-        """A door, a method, and the bytes to send there. First each method once: chance may forget a rare one."""
+        """A server, a method, and the bytes to send there. First each method once: chance may forget a rare one."""
         if self.count < len(self.methods):
-            door, method = self.methods[self.count]
+            server, method = self.methods[self.count]
         else:
-            [(door, method)] = self.random.choices(self.methods, self.weights)
+            [(server, method)] = self.random.choices(self.methods, self.weights)
         self.count += 1
         if self.random.random() < 0.02:
-            return door, method, self.random.randbytes(self.random.choice([1, 7, 50, 2000]))
+            return server, method, self.random.randbytes(self.random.choice([1, 7, 50, 2000]))
         request = self.message(GetMessageClass(method.input_type))
         self.make_sense(request)
-        return door, method, request.SerializeToString()
+        return server, method, request.SerializeToString()
 
     def make_sense(self, request: Message) -> None:
         """Most of the messages that could work do, or nothing would ever be behind the first check."""

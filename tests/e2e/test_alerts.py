@@ -62,7 +62,7 @@ def test_alerts_speak_of_series_that_brokers_have() -> None:
     telemetry.topic("/default/a").orphan_ranges.set(1)
     telemetry.waiting = lambda: (0, 0, 0.0)
     telemetry.wal.size_bytes = lambda: 1
-    telemetry.room = lambda: DiskSpace(1, 1)
+    telemetry.disk_space = lambda: DiskSpace(1, 1)
     telemetry.cluster = lambda: ClusterNow("active", True, 1, 0.0)
     exported = {sample.name for family in telemetry.snapshot().collect() for sample in family.samples}
     for name, rule in rules().items():

@@ -67,7 +67,7 @@ class Kept:
                     found = keys.assignment_of(item.key)
                     if found is not None and found[1] == topic:
                         broker = self._cluster.by_id(str(found[0]))
-                        if broker is not other_than:
+                        if broker is not None and broker is not other_than:
                             return broker
                 await asyncio.sleep(0.05)
 

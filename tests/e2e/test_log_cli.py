@@ -261,7 +261,7 @@ def test_a_mistake_on_the_command_line_is_explained_and_exits_2(data: Path) -> N
         assert "--help` shows what there is" in done.stderr
 
 
-# --- demo and the door ------------------------------------------------------------------------------
+# --- demo and the server ------------------------------------------------------------------------------
 
 
 def test_demo_appends_kills_recovers_and_verifies(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ TOOLS = (
 # The client, what it shares with brokers, and a broker that it talks to.
 TESTS = (
     *("test_client_*.py", "test_consumer_memory.py", "test_errors_on_wire.py", "test_few_rows.py", "test_frames.py"),
-    *("test_policies_cli.py", "test_stream_door.py", "test_stream_tls.py", "test_workers.py"),
+    *("test_policies_cli.py", "test_native_server.py", "test_stream_tls.py", "test_workers.py"),
 )
 # The system's certificates, as scripts/lock has them; and never another interpreter.
 ENVIRONMENT = {**os.environ, "UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_NO_CONFIG": "1"}

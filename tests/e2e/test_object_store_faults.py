@@ -16,7 +16,7 @@ from pydanube.errors import Conflict, StoreRefused, Unreachable
 from pydanube.ports import ObjectStore
 from pydanube.stores.objects import cloud
 from pydanube.stores.objects.cloud import Patience
-from pydanube.stores.objects.upload_rate import BURST_BYTES, RATE_MIN, Pace
+from pydanube.stores.objects.upload_rate import BURST_BYTES, RATE_MIN, UploadRate
 from pydanube.stores.objects.urls import open_object_store
 from pydanube.stores.work.memory_clock import MemoryClock
 from tests.e2e.objectstores import S3Server
@@ -44,13 +44,13 @@ STEADY = Patience(attempt_seconds=30.0, deadline_seconds=100.0, pause_seconds_fi
 
 @asynccontextmanager
 async def behind_proxy(
-    server: S3Server, patience: Patience, pace: Pace | None = None
+    server: S3Server, patience: Patience, pace: UploadRate | None = None
 ) -> AsyncIterator[tuple[ObjectStore, ObjectStore, FaultProxy]]:
     """One place seen twice: through the proxy, and directly."""
     url = server.url()
     async with FaultProxy(server.port) as proxy:
         options = {**server.options, "endpoint": proxy.endpoint}
-        far = await open_object_store(url, options, patience=patience, pace=pace)
+        far = await open_object_store(url, options, patience=patience, upload_rate=pace)
         yield far, await open_object_store(url, server.options), proxy
 
 
@@ -240,7 +240,7 @@ class Sleepless(MemoryClock):
 def test_a_large_object_is_sent_at_a_pace_and_arrives_whole(s3_server: S3Server) -> None:
     async def main() -> None:
         clock = Sleepless()
-        async with behind_proxy(s3_server, STEADY, Pace(clock)) as (far, near, _):
+        async with behind_proxy(s3_server, STEADY, UploadRate(clock)) as (far, near, _):
             begun = clock.elapsed()
             info = await far.put("a", [b"", *LARGE[:19], LARGE[19] * 2], create=True)
             assert clock.elapsed() - begun == pytest.approx((21 * MIB - BURST_BYTES) / RATE_MIN)
@@ -256,7 +256,7 @@ def test_an_object_at_a_pace_that_is_cut_on_its_way_is_sent_again_from_its_begin
     s3_server: S3Server, six: list[bytes]
 ) -> None:
     async def main() -> None:
-        async with behind_proxy(s3_server, STEADY, Pace(Sleepless())) as (far, near, proxy):
+        async with behind_proxy(s3_server, STEADY, UploadRate(Sleepless())) as (far, near, proxy):
             proxy.picked.append(Picked(PART_2, "request"))
             await far.put("a", six, create=True)
             assert not proxy.picked, "it was met"

@@ -23,7 +23,7 @@ from tests.stubs.danube import DanubeApi_pb2_grpc as api
 
 TOPICS = [f"/default/t{number}" for number in range(1100)]
 AT_ONCE = 100
-TOO_MANY = 20  # connections beyond the share of the native door
+TOO_MANY = 20  # connections beyond the share of the native server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -80,7 +80,7 @@ async def read_everywhere(url: str, topics: Sequence[str] = TOPICS) -> list[list
 
 @asynccontextmanager
 async def flooded(broker: LimitedBroker) -> AsyncIterator[tuple[list[str], list[grpc.aio.AioRpcError | None], bytes]]:
-    """More connections than the broker takes, at every door: what those heard that were too many."""
+    """More connections than the broker takes, at every server: what those heard that were too many."""
     with ExitStack() as opened:
         raw = [
             opened.enter_context(socket.create_connection(("127.0.0.1", broker.stream_port)))

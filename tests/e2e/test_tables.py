@@ -31,13 +31,13 @@ os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")  # else it warns th
 ORDERS = 'SELECT "offset", payload FROM danube.default.orders ORDER BY 1'
 
 
-class Scene:
+class TableSetup:
     """A broker with three topics, and what was acknowledged of them."""
 
     def __init__(self, broker: TestBroker) -> None:
         self.broker = broker
-        assert broker._doors is not None
-        self.catalog = f"http://{broker._doors.metrics_addr}/iceberg"
+        assert broker._servers is not None
+        self.catalog = f"http://{broker._servers.metrics_addr}/iceberg"
         self.tables = f"{self.catalog}/v1/danube/namespaces/default/tables"
         self.sent: list[bytes] = []
         self.duck = duckdb_at(self.catalog)
@@ -94,25 +94,25 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TableSetup]:
     with TestBroker(tmp_path_factory.mktemp("tables")) as broker:
-        yield Scene(broker)
+        yield TableSetup(broker)
 
 
-def test_every_engine_reads_what_was_acknowledged_a_moment_ago(scene: Scene) -> None:
-    scene.await_rows()
-    scene.check()
-    scene.send("orders", 100)
+def test_every_engine_reads_what_was_acknowledged_a_moment_ago(setup: TableSetup) -> None:
+    setup.await_rows()
+    setup.check()
+    setup.send("orders", 100)
     began = time.monotonic()
-    scene.await_rows()
+    setup.await_rows()
     assert time.monotonic() - began < 10  # the interval is half a minute
-    scene.check()
+    setup.check()
 
 
-def test_the_catalog_lists_topics_that_are_kept_and_says_what_the_others_are(scene: Scene) -> None:
-    names = [each[0] for each in scene.asked("SELECT table_name FROM duckdb_tables() WHERE database_name = 'danube'")]
+def test_the_catalog_lists_topics_that_are_kept_and_says_what_the_others_are(setup: TableSetup) -> None:
+    names = [each[0] for each in setup.asked("SELECT table_name FROM duckdb_tables() WHERE database_name = 'danube'")]
     assert sorted(names) == ["clicks", "orders"]
-    catalog = pyiceberg_at(scene.catalog)
+    catalog = pyiceberg_at(setup.catalog)
     assert catalog.list_tables("default") == [("default", "clicks"), ("default", "orders")]
     assert ("system",) in catalog.list_namespaces()
     assert catalog.table_exists("default.orders") and not catalog.table_exists("default.none")
@@ -122,25 +122,25 @@ def test_the_catalog_lists_topics_that_are_kept_and_says_what_the_others_are(sce
         catalog.load_table("default.none")
 
 
-def test_the_versions_of_the_last_minutes_are_read_by_number_and_by_time(scene: Scene) -> None:
-    scene.await_rows()
-    before = len(scene.sent)
-    time_before = scene.asked("SELECT now()::VARCHAR")[0][0]
-    [(version,)] = scene.asked("SELECT max(snapshot_id) FROM iceberg_snapshots(danube.default.orders)")
-    scene.send("orders", 50)
-    scene.await_rows()
+def test_the_versions_of_the_last_minutes_are_read_by_number_and_by_time(setup: TableSetup) -> None:
+    setup.await_rows()
+    before = len(setup.sent)
+    time_before = setup.asked("SELECT now()::VARCHAR")[0][0]
+    [(version,)] = setup.asked("SELECT max(snapshot_id) FROM iceberg_snapshots(danube.default.orders)")
+    setup.send("orders", 50)
+    setup.await_rows()
     count = "SELECT count(*) FROM danube.default.orders"
-    assert scene.asked(count) == [(before + 50,)]
-    assert scene.asked(f"{count} AT (VERSION => {version})") == [(before,)]
-    assert scene.asked(f"{count} AT (TIMESTAMP => '{time_before}'::TIMESTAMPTZ)") == [(before,)]
-    table = pyiceberg_at(scene.catalog).load_table("default.orders")
+    assert setup.asked(count) == [(before + 50,)]
+    assert setup.asked(f"{count} AT (VERSION => {version})") == [(before,)]
+    assert setup.asked(f"{count} AT (TIMESTAMP => '{time_before}'::TIMESTAMPTZ)") == [(before,)]
+    table = pyiceberg_at(setup.catalog).load_table("default.orders")
     assert table.scan(snapshot_id=version).count() == before
     assert table.scan().count() == table.scan(f"offset < {before + 50}").count() == before + 50
 
 
-def test_what_writes_is_refused_with_a_sentence_and_nothing_changes(scene: Scene) -> None:
-    scene.await_rows()
-    objects = Path(scene.broker.data_dir or "", "objects", "default")
+def test_what_writes_is_refused_with_a_sentence_and_nothing_changes(setup: TableSetup) -> None:
+    setup.await_rows()
+    objects = Path(setup.broker.data_dir or "", "objects", "default")
     before = set(objects.rglob("data-*.parquet"))
     for statement in (
         "CREATE TABLE danube.default.more (a INT)",
@@ -148,33 +148,33 @@ def test_what_writes_is_refused_with_a_sentence_and_nothing_changes(scene: Scene
         "DROP TABLE danube.default.orders",
     ):
         with pytest.raises(duckdb.Error, match="this catalog is for readers"):
-            scene.asked(statement)
+            setup.asked(statement)
     for statement in (
         "INSERT INTO danube.default.orders SELECT * FROM danube.default.orders",
         'DELETE FROM danube.default.orders WHERE "offset" < 10',
         "UPDATE danube.default.orders SET payload = 'x'::BLOB",
     ):
         with pytest.raises(duckdb.Error):
-            scene.asked(statement)
-    code, body, headers = ask(scene.tables, "POST", b"x" * 500_000)
+            setup.asked(statement)
+    code, body, headers = ask(setup.tables, "POST", b"x" * 500_000)
     assert (code, headers["Allow"]) == (406, "GET, HEAD") and "producers" in body["error"]["message"]
-    scene.duck = duckdb_at(scene.catalog)
-    scene.check()
+    setup.duck = duckdb_at(setup.catalog)
+    setup.check()
     assert before <= set(objects.rglob("data-*.parquet"))
 
 
-def test_answers_have_what_http_clients_look_for(scene: Scene) -> None:
-    scene.await_rows()
-    code, body, headers = ask(f"{scene.tables}/orders?snapshots=all")
+def test_answers_have_what_http_clients_look_for(setup: TableSetup) -> None:
+    setup.await_rows()
+    code, body, headers = ask(f"{setup.tables}/orders?snapshots=all")
     assert (code, body["metadata"]["properties"]["danube.topic"]) == (200, "/default/orders")
     assert Path(body["metadata-location"]).is_file() and body["config"] == {}
-    code, empty, again = ask(f"{scene.tables}/orders", **{"If-None-Match": headers["ETag"]})
+    code, empty, again = ask(f"{setup.tables}/orders", **{"If-None-Match": headers["ETag"]})
     assert (code, empty, again["ETag"]) == (304, b"", headers["ETag"])
-    code, empty, again = ask(f"{scene.tables}/orders", "HEAD")
+    code, empty, again = ask(f"{setup.tables}/orders", "HEAD")
     assert (code, empty, again["ETag"]) == (204, None, headers["ETag"])
-    listed = ask(f"{scene.tables}?pageSize=1&pageToken=")[1]
+    listed = ask(f"{setup.tables}?pageSize=1&pageToken=")[1]
     assert [each["name"] for each in listed["identifiers"]] == ["clicks"]
-    listed = ask(f"{scene.tables}?pageSize=1&pageToken={listed['next-page-token']}")[1]
+    listed = ask(f"{setup.tables}?pageSize=1&pageToken={listed['next-page-token']}")[1]
     assert [each["name"] for each in listed["identifiers"]] == ["orders"] and listed["next-page-token"] is None
 
 
@@ -191,10 +191,10 @@ def web_admin(endpoint: str) -> Iterator[str]:
         thread.stop()
 
 
-def test_the_web_admin_serves_the_same_catalog_and_has_no_keys_of_the_store(scene: Scene) -> None:
-    scene.await_rows()
-    with web_admin(scene.broker.admin_url) as site:
-        there, here = f"{site}/iceberg/v1", f"{scene.catalog}/v1"
+def test_the_web_admin_serves_the_same_catalog_and_has_no_keys_of_the_store(setup: TableSetup) -> None:
+    setup.await_rows()
+    with web_admin(setup.broker.admin_url) as site:
+        there, here = f"{site}/iceberg/v1", f"{setup.catalog}/v1"
         for path in (
             "/config?warehouse=danube",
             "/danube/namespaces",
@@ -213,8 +213,8 @@ def test_the_web_admin_serves_the_same_catalog_and_has_no_keys_of_the_store(scen
             assert ask(there + path, method, b"{}")[:2] == ask(here + path, method, b"{}")[:2]
         assert ask(there + path, Host="evil.example")[0] == 421
         rows = duckdb_at(f"{site}/iceberg").execute(ORDERS).fetchall()
-        assert digest(rows) == digest(enumerate(scene.sent))
-        assert pyiceberg_at(f"{site}/iceberg").load_table("default.orders").scan().count() == len(scene.sent)
+        assert digest(rows) == digest(enumerate(setup.sent))
+        assert pyiceberg_at(f"{site}/iceberg").load_table("default.orders").scan().count() == len(setup.sent)
 
 
 def test_clients_without_keys_read_a_bucket_with_those_that_the_catalog_hands_out(
@@ -223,14 +223,14 @@ def test_clients_without_keys_read_a_bucket_with_those_that_the_catalog_hands_ou
     readers = {"access_key": s3_server.reader_access_key, "secret_key": s3_server.reader_secret_key}
     kept = StorageConfig(url=s3_server.url(), options=s3_server.options, readers=readers)
     with TestBroker(tmp_path, storage=kept) as broker:
-        scene = Scene(broker)
-        scene.await_rows()
-        scene.check()
+        setup = TableSetup(broker)
+        setup.await_rows()
+        setup.check()
         with pytest.raises(duckdb.Error, match=r"403|Forbidden"):
-            scene.asked("INSERT INTO danube.default.orders SELECT * FROM danube.default.orders")
-        scene.duck = duckdb_at(scene.catalog)
-        scene.check()
-        path = f"{scene.tables}/orders"
+            setup.asked("INSERT INTO danube.default.orders SELECT * FROM danube.default.orders")
+        setup.duck = duckdb_at(setup.catalog)
+        setup.check()
+        path = f"{setup.tables}/orders"
         told = ask(path, **{"X-Iceberg-Access-Delegation": "vended-credentials"})[1]
         assert told["config"]["s3.access-key-id"] == s3_server.reader_access_key
         assert s3_server.access_key not in str(told) and s3_server.secret_key not in str(told)

@@ -20,7 +20,7 @@ import pytest
 from pydanube.spark.java import java_home
 from pydanube.testing.brokers import TestBroker
 from tests.e2e.processes import CLIENTS
-from tests.e2e.test_tables import Scene
+from tests.e2e.test_tables import TableSetup
 from tests.harness.engines import digest
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -73,27 +73,27 @@ def test_spark_reads_what_was_acknowledged_and_refuses_what_would_be_wrong(
     python: Path, jar: Path, tmp_path: Path
 ) -> None:
     with TestBroker(tmp_path) as broker:
-        scene = Scene(broker)
-        scene.await_rows()
-        before = len(scene.sent)
-        scene.send("orders", 100)
-        scene.await_rows()
+        setup = TableSetup(broker)
+        setup.await_rows()
+        before = len(setup.sent)
+        setup.send("orders", 100)
+        setup.await_rows()
         environment = {**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
         environment.pop("PYTHONPATH", None)  # another PySpark may be on it
         environment.pop("SPARK_HOME", None)
         if home := java_home():
             environment["JAVA_HOME"] = home
-        command = [python, CLIENTS / "iceberg_spark.py", jar, scene.catalog]
+        command = [python, CLIENTS / "iceberg_spark.py", jar, setup.catalog]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-6000:]
         told = json.loads(done.stdout.splitlines()[-1])
         assert told["version"] == PYSPARK
         assert told["namespaces"] == ["default", "system"] and told["tables"] == ["clicks", "orders"]
-        assert (told["rows"], told["digest"]) == (len(scene.sent), digest(enumerate(scene.sent)))
-        assert told["some"] == len(scene.sent) - 100 and told["files"] >= 2
-        assert [len(scene.sent)] * 2 in told["at"].values() and [before] * 2 in told["at"].values()
+        assert (told["rows"], told["digest"]) == (len(setup.sent), digest(enumerate(setup.sent)))
+        assert told["some"] == len(setup.sent) - 100 and told["files"] >= 2
+        assert [len(setup.sent)] * 2 in told["at"].values() and [before] * 2 in told["at"].values()
         assert [part for part, _ in told["parts"]] == [0, 1] and sum(count for _, count in told["parts"]) == 300
         for statement in ("insert", "create", "drop"):
             assert "Server does not support endpoint" in told[statement], told[statement]
         assert "Cannot process overwrite snapshot" in told["stream"]  # not twice as many rows, in silence
-        scene.check()
+        setup.check()

@@ -47,19 +47,19 @@ PAGES = (
 )
 
 
-class Scene(NamedTuple):
+class WebSetup(NamedTuple):
     cluster: ClusterProcesses
     url: str
     browser: Browser
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebSetup]:
     directory = tmp_path_factory.mktemp("web")
     with cluster_in(directory) as cluster:
         asyncio.run(fill(cluster.url))
         with web_admin(directory, cluster[0].endpoint, cluster.url) as url, chromium() as browser:
-            yield Scene(cluster, url, browser)
+            yield WebSetup(cluster, url, browser)
 
 
 async def fill(url: str) -> None:
@@ -76,9 +76,9 @@ async def fill(url: str) -> None:
 
 
 @pytest.fixture
-def page(scene: Scene) -> Iterator[Page]:
+def page(setup: WebSetup) -> Iterator[Page]:
     """Fails the test if a page broke one of its own rules: an exception, or something the policy forbids."""
-    page = scene.browser.new_page(viewport={"width": 1200, "height": 900}, base_url=scene.url)
+    page = setup.browser.new_page(viewport={"width": 1200, "height": 900}, base_url=setup.url)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
@@ -87,9 +87,9 @@ def page(scene: Scene) -> Iterator[Page]:
     assert [each for each in complaints if "Failed to load resource" not in each] == []
 
 
-def test_a_move_is_clicked_and_seen_to_finish(scene: Scene, page: Page) -> None:
-    before = aside(scene.cluster.hosted, ORDERS)
-    target = next(each for each in scene.cluster.brokers if each is not before)
+def test_a_move_is_clicked_and_seen_to_finish(setup: WebSetup, page: Page) -> None:
+    before = aside(setup.cluster.hosted, ORDERS)
+    target = next(each for each in setup.cluster.brokers if each is not before)
     page.goto(f"/topics{ORDERS}")
     owner = page.locator(".owner .big")
     expect(owner).to_have_text(before.url.removeprefix("http://"))
@@ -101,14 +101,14 @@ def test_a_move_is_clicked_and_seen_to_finish(scene: Scene, page: Page) -> None:
     expect(owner).to_have_text(target.url.removeprefix("http://"), timeout=15_000)
     history = page.get_by_role("region", name="Owner history")
     expect(history).to_contain_text(target.url.removeprefix("http://"), timeout=15_000)
-    assert aside(scene.cluster.host, ORDERS) is target
+    assert aside(setup.cluster.host, ORDERS) is target
     page.get_by_label("Move to which broker").select_option(before.broker_id)
     page.get_by_role("button", name="Move", exact=True).click()
     expect(owner).to_have_text(before.url.removeprefix("http://"), timeout=30_000)
 
 
-def test_a_broker_is_drained_and_activated_by_clicks(scene: Scene, page: Page) -> None:
-    broker = scene.cluster[2]
+def test_a_broker_is_drained_and_activated_by_clicks(setup: WebSetup, page: Page) -> None:
+    broker = setup.cluster[2]
     address = broker.url.removeprefix("http://")
     page.goto("/cluster")
     row = page.get_by_role("region", name="Brokers").locator("tbody tr").filter(has_text=address)
@@ -130,12 +130,12 @@ def test_a_broker_is_drained_and_activated_by_clicks(scene: Scene, page: Page) -
     )
 
 
-def test_pages_stay_fresh_without_a_reload(scene: Scene, page: Page) -> None:
+def test_pages_stay_fresh_without_a_reload(setup: WebSetup, page: Page) -> None:
     page.goto("/topics")
     expect(page.get_by_role("link", name="/default/later")).to_have_count(0)
     search = page.get_by_label("Search topics")
     search.fill("half typed")
-    aside(scene.cluster.admin, "topics", "create", "/default/later", "--dispatch-strategy", "reliable")
+    aside(setup.cluster.admin, "topics", "create", "/default/later", "--dispatch-strategy", "reliable")
     expect(page.get_by_role("link", name="/default/later")).to_have_count(1, timeout=20_000)
     expect(search).to_have_value("half typed")
     expect(page.locator("#pulse")).to_have_text("live")
@@ -180,10 +180,10 @@ def test_charts_have_a_cursor_and_survive_a_refresh(page: Page) -> None:
     expect(page.locator(".plot.drawn canvas")).to_have_count(1)
 
 
-def test_numbers_and_units_never_break(scene: Scene) -> None:
+def test_numbers_and_units_never_break(setup: WebSetup) -> None:
     """Wherever they stand, and however narrow it is there: a number is one line high, and nothing of it is cut."""
     for width in (390, 1440):
-        page = scene.browser.new_page(viewport={"width": width, "height": 900}, base_url=scene.url)
+        page = setup.browser.new_page(viewport={"width": width, "height": 900}, base_url=setup.url)
         try:
             for path in ("/cluster", f"/topics{ORDERS}", "/namespaces"):
                 page.goto(path)
@@ -242,8 +242,8 @@ def test_a_topic_is_created_with_the_keyboard_alone(page: Page) -> None:
     expect(page.get_by_role("status").filter(has_text="/default/typed was created.")).to_be_visible(timeout=15_000)
 
 
-def test_no_page_scrolls_sideways_on_a_phone(scene: Scene) -> None:
-    phone = scene.browser.new_page(viewport={"width": 390, "height": 844}, base_url=scene.url)
+def test_no_page_scrolls_sideways_on_a_phone(setup: WebSetup) -> None:
+    phone = setup.browser.new_page(viewport={"width": 390, "height": 844}, base_url=setup.url)
     try:
         for path in PAGES:
             phone.goto(path)
@@ -258,12 +258,12 @@ def test_no_page_scrolls_sideways_on_a_phone(scene: Scene) -> None:
         phone.close()
 
 
-def test_dark_follows_the_system_and_the_switch_is_remembered(scene: Scene) -> None:
+def test_dark_follows_the_system_and_the_switch_is_remembered(setup: WebSetup) -> None:
     def background(page: Page) -> str:
         found: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return found
 
-    page = scene.browser.new_page(base_url=scene.url, color_scheme="dark")
+    page = setup.browser.new_page(base_url=setup.url, color_scheme="dark")
     try:
         page.goto("/cluster")
         dark = background(page)
@@ -276,7 +276,7 @@ def test_dark_follows_the_system_and_the_switch_is_remembered(scene: Scene) -> N
         page.close()
 
 
-def test_every_page_has_one_heading_labels_and_no_empty_names(scene: Scene, page: Page) -> None:
+def test_every_page_has_one_heading_labels_and_no_empty_names(setup: WebSetup, page: Page) -> None:
     """A little of what a screen reader needs."""
     for path in PAGES:
         page.goto(path)
@@ -289,16 +289,16 @@ def test_every_page_has_one_heading_labels_and_no_empty_names(scene: Scene, page
         assert nameless == [], path
 
 
-def test_a_page_whose_broker_is_gone_goes_on_with_another_and_says_so_first(scene: Scene, page: Page) -> None:
+def test_a_page_whose_broker_is_gone_goes_on_with_another_and_says_so_first(setup: WebSetup, page: Page) -> None:
     """The last one: the broker that the web admin was started with does not come back."""
     page.goto("/cluster")
-    scene.cluster[0].kill()
-    gone = scene.cluster[0].url.removeprefix("http://")
+    setup.cluster[0].kill()
+    gone = setup.cluster[0].url.removeprefix("http://")
     banner = page.get_by_role("alert", name="What is wrong")
     expect(banner).to_contain_text(gone, timeout=20_000)
     expect(banner).to_have_class("banner bad")
     expect(page.get_by_role("definition").filter(has_text="2 of 3")).to_be_visible(timeout=20_000)
-    status = aside(danube_here, "admin", "--endpoint", scene.cluster[1].endpoint, "status")
+    status = aside(danube_here, "admin", "--endpoint", setup.cluster[1].endpoint, "status")
     assert status.returncode == 9 and "CRITICAL" in status.stdout and gone in status.stdout, status
     # Its lease runs out, others have its topics, and it is still listed.
     row = page.get_by_role("region", name="Brokers").locator("tbody tr").filter(has_text=gone)
@@ -308,7 +308,7 @@ def test_a_page_whose_broker_is_gone_goes_on_with_another_and_says_so_first(scen
 
     def is_told() -> bool:
         return (
-            "its lease ran out" in aside(danube_here, "admin", "--endpoint", scene.cluster[1].endpoint, "events").stdout
+            "its lease ran out" in aside(danube_here, "admin", "--endpoint", setup.cluster[1].endpoint, "events").stdout
         )
 
     until(is_told, "event of the broker that is gone")  # the leader, perhaps a new one, writes it down

@@ -39,7 +39,7 @@ class WatchedTable:
         self.forgotten = 0  # retention may forget what is below
         self._pause = pause_seconds
         self._padding = padding
-        self._dice = Random(1)
+        self._rng = Random(1)
         self._seen: Rows = {}
         self._ducks: dict[str, duckdb.DuckDBPyConnection] = {}
         self._problems: list[BaseException] = []
@@ -99,7 +99,7 @@ class WatchedTable:
 
             while not self._over.is_set():
                 payloads = [f"{self.topic} {number + n}".encode() for n in range(10)]
-                payloads = [each + b" " + self._dice.randbytes(self._padding) for each in payloads]
+                payloads = [each + b" " + self._rng.randbytes(self._padding) for each in payloads]
                 number += len(payloads)
                 await asyncio.gather(*map(send, payloads))
                 await asyncio.sleep(self._pause)

@@ -170,8 +170,8 @@ def test_rows_keep_the_epoch_and_the_offset_they_were_appended_with() -> None:
 
 
 def test_a_batch_that_is_larger_than_a_row_group_is_taken_apart_and_comes_back() -> None:
-    dice = Random(1)
-    large = [Envelope(dice.randbytes(MIB), NOON + n) for n in range(20)]
+    rng = Random(1)
+    large = [Envelope(rng.randbytes(MIB), NOON + n) for n in range(20)]
     written = [batch(text(5), 0), batch(large, 5), batch(text(5, 25), 25)]
     encoded = encode_object(TOPIC, 3, written)
     data = bytes_of(encoded)

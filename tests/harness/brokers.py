@@ -1,6 +1,6 @@
 """A whole broker on memory ports, and short words for what tests do to it.
 
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     orders = await make_topic(broker)
     stream = await consume(orders, "sub", Kind.SHARED)
@@ -158,7 +158,7 @@ class Mortal:
         return call
 
 
-class Host:
+class BrokerFixture:
     """A disk and a metadata store that outlive the brokers that run on them, one at a time."""
 
     def __init__(
@@ -238,7 +238,7 @@ async def make_volatile(broker: Broker, name: str = ORDERS) -> VolatileTopic:
     return topic
 
 
-async def one_topic(host: Host) -> tuple[Broker, Topic]:
+async def one_topic(host: BrokerFixture) -> tuple[Broker, Topic]:
     broker = await host.boot()
     return broker, await make_topic(broker)
 

@@ -1,6 +1,6 @@
 """A machine to run a log on, batches to put into it, and ways to look at what it kept.
 
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=1024)
     log = await wal.topic(TOPIC, epoch=1)
     await log.append(batch("a", "b"))
@@ -205,7 +205,7 @@ class WatchedDisk:
         await self.under.unlock(path)
 
 
-class Machine:
+class LogFixture:
     """One computer: its disk survives, processes on it come and go."""
 
     def __init__(self, seed: int = 0, *, capacity_bytes: int | None = None) -> None:

@@ -1,8 +1,8 @@
-"""A peer of the native door without a socket: frames in, frames out, on the simulator's clock.
+"""A peer of the native server without a socket: frames in, frames out, on the simulator's clock.
 
-    host = Host()
+    host = BrokerFixture()
     await host.boot()
-    peer = await Peer.greeted(door(host))
+    peer = await Peer.greeted(server(host))
     opened = await peer.ask(open_producer=pb.OpenProducer(...))
     peer.say(produce=..., body=batch)
     await settle()
@@ -23,7 +23,7 @@ from pydanube.config.stream import StreamLimits
 from pydanube.formats.batch import Batch, Envelope, encode, rows_of
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from tests.harness.brokers import ORDERS, Host, settle
+from tests.harness.brokers import ORDERS, BrokerFixture, settle
 
 
 class Transport(asyncio.Transport):
@@ -95,20 +95,20 @@ class Transport(asyncio.Transport):
 class Peer:
     """Says whatever a test wants it to say."""
 
-    def __init__(self, door: NativeServer) -> None:
+    def __init__(self, server: NativeServer) -> None:
         self.is_closed = False
         self.takes_nothing = False
         self.frames: list[frames.Frame] = []
         self._decoder = frames.FrameDecoder(frames.FRAME_SIZE_LIMIT)
         self._unsaid = bytearray()
         self._ids = 100
-        self.connection = NativeConnection(door)
+        self.connection = NativeConnection(server)
         self.transport = Transport(self)
         self.connection.connection_made(self.transport)
 
     @classmethod
-    async def greeted(cls, door: NativeServer, **hello: Any) -> Peer:
-        peer = cls(door)
+    async def greeted(cls, server: NativeServer, **hello: Any) -> Peer:
+        peer = cls(server)
         peer.say(request_id=1, hello=greeting(**hello))
         assert peer.heard("welcome"), peer.frames
         return peer
@@ -199,14 +199,14 @@ def batch_of(opened: pb.ProducerOpened, sequence: int, *payloads: bytes, topic: 
     )  # fmt: skip
 
 
-def door_of(host: Host, **limits: Any) -> NativeServer:
-    """The native door of a booted broker, without a socket."""
+def server_of(host: BrokerFixture, **limits: Any) -> NativeServer:
+    """The native server of a booted broker, without a socket."""
     return NativeServer(host.broker, StreamLimits(**limits))
 
 
-async def bystander(door: NativeServer) -> Peer:
+async def bystander(server: NativeServer) -> Peer:
     """Somebody who publishes and consumes beside a peer that misbehaves."""
-    peer = await Peer.greeted(door)
+    peer = await Peer.greeted(server)
     topic = "/default/elsewhere"
     peer.opened = await peer.open_producer("bystander", topic)  # type: ignore[attr-defined]
     await peer.subscribe(topic=topic)

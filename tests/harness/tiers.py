@@ -1,6 +1,6 @@
-"""A broker with a cloud tier that can be stopped at any call to a store, a shelf that misbehaves, and what must hold.
+"""A broker with a cloud tier that can be stopped at any call to a store, a store that misbehaves, and what must hold.
 
-host = TierHost(SMALL)
+host = TierFixture(SMALL)
 broker, orders = await one_topic(host)
 host.trap.set(17, after=True)      # the 17th call to a store from now on is the last thing this process does
 ...
@@ -29,11 +29,11 @@ from pydanube.formats.parquet_read import check_bytes, open_object
 from pydanube.history import object_maker
 from pydanube.history.tier_state import TierState, read_state
 from pydanube.history.upload_state import UploadState
-from pydanube.ports import Buffer, Elsewhere, ObjectInfo
+from pydanube.ports import Buffer, ObjectInfo, StoreOpener
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.testing.loop import SimWork
-from tests.harness.brokers import ORDERS, Host, Metadata, Mortal, Stream, consume, find_topic, message
+from tests.harness.brokers import ORDERS, BrokerFixture, Metadata, Mortal, Stream, consume, find_topic, message
 
 T = TypeVar("T")
 
@@ -59,10 +59,10 @@ STILL: Final = replace(SMALL, merged_bytes=KIB, descriptors_max=10**6, sweep_sec
 # --- stores -------------------------------------------------------------------------------------------
 
 
-class Shelf(MemoryObjectStore):
+class ObjectStoreFixture(MemoryObjectStore):
     """Remembers all that was ever put under a name, and misbehaves when it is told to."""
 
-    is_open_elsewhere = False
+    opens_in_workers = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,10 +138,10 @@ def flipped(data: bytes, place: int, bit: int = 0) -> bytes:
     return bytes(changed)
 
 
-def store_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def store_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every object is large, and is made and stored by another process: one that dies with ours, and has our traps."""
-    monkeypatch.setattr(object_maker, "APART_BYTES", 0)
-    monkeypatch.setattr(Shelf, "is_open_elsewhere", True)
+    monkeypatch.setattr(object_maker, "WORKER_BYTES_MIN", 0)
+    monkeypatch.setattr(ObjectStoreFixture, "opens_in_workers", True)
 
 
 class Trap:
@@ -189,8 +189,8 @@ class Trapped(Mortal):
             return self._through("list", lambda: self._under.list(prefix, **named))
         return _TrappedListing(self, self._under.list(prefix, **named))
 
-    async def elsewhere(self) -> Elsewhere | None:
-        return (lambda: nullcontext(self)) if self._under.is_open_elsewhere else None  # type: ignore[return-value]
+    async def opener(self) -> StoreOpener | None:
+        return (lambda: nullcontext(self)) if self._under.opens_in_workers else None  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._under, name)
@@ -223,14 +223,16 @@ class _TrappedListing:
         return await self._listing.__anext__()  # type: ignore[no-any-return]
 
 
-class TierHost(Host):
-    """As a Host, with a trap at its stores. Another one may share them: another broker, with a disk of its own."""
+class TierFixture(BrokerFixture):
+    """A BrokerFixture with a trap at its stores. Another one may share them: another broker, with its own disk."""
 
     def __init__(
-        self, tier: TierConfig = SMALL, *, shares: TierHost | None = None, seed: int = 1, **named: Any
+        self, tier: TierConfig = SMALL, *, shares: TierFixture | None = None, seed: int = 1, **named: Any
     ) -> None:
-        self.shelf = shares.shelf if shares else Shelf()  # type: ignore[has-type]
-        super().__init__(tier=tier, objects=self.shelf, **{"unacked_max": 10_000, "segment_bytes": 4 * KIB, **named})
+        self.object_store = shares.object_store if shares else ObjectStoreFixture()  # type: ignore[has-type]
+        super().__init__(
+            tier=tier, objects=self.object_store, **{"unacked_max": 10_000, "segment_bytes": 4 * KIB, **named}
+        )
         if shares is not None:
             self.metadata: Metadata = shares.metadata
         self.work = SimWork(Random(seed))
@@ -272,7 +274,7 @@ class Teller:
     """Publishes messages that cannot be compressed much, and remembers what was acknowledged, by offset."""
 
     def __init__(self, seed: int = 7, size: int = 16 * KIB) -> None:
-        self._dice = Random(seed)
+        self._rng = Random(seed)
         self._size = size
         self._number = 0
         self.told: dict[int, str] = {}
@@ -281,11 +283,11 @@ class Teller:
         producer = await topic.add_producer("producer")
         for _ in range(count):
             self._number += 1
-            text = f"{label}{self._number}:{self._dice.randbytes(self._size).hex()}"
+            text = f"{label}{self._number}:{self._rng.randbytes(self._size).hex()}"
             self.told[await topic.publish(producer, message(text))] = text
 
 
-async def until_sprung(host: TierHost, work: Awaitable[Any]) -> bool:
+async def until_sprung(host: TierFixture, work: Awaitable[Any]) -> bool:
     """Runs `work` until it is done, or the trap springs. Whether it did."""
     working = asyncio.ensure_future(work)
     springing = asyncio.ensure_future(host.trap.sprung.wait())
@@ -301,32 +303,32 @@ async def until_sprung(host: TierHost, work: Awaitable[Any]) -> bool:
 # --- what must hold -------------------------------------------------------------------------------------
 
 
-async def state_of(host: TierHost, topic: Any = ORDERS) -> tuple[TierState, list[Descriptor]]:
+async def state_of(host: TierFixture, topic: Any = ORDERS) -> tuple[TierState, list[Descriptor]]:
     """What is stored, and every descriptor of kept history."""
     state = await read_state(host.metadata, topic)
     assert not state.unreadable
     known = list(state.keyed)
     if state.history.manifest is not None:
-        known += manifest_from_bytes(await host.shelf.get(f"{topic[1:]}/{state.history.manifest}"))
+        known += manifest_from_bytes(await host.object_store.get(f"{topic[1:]}/{state.history.manifest}"))
     return state, sorted(
         (each for each in known if each.end > state.history.first_offset), key=lambda d: d.start_offset
     )
 
 
-async def check_stored(host: TierHost, topic: Any = ORDERS) -> list[Descriptor]:
+async def check_stored(host: TierFixture, topic: Any = ORDERS) -> list[Descriptor]:
     """No offset has two descriptors, every described object is whole, and no name ever meant two things."""
     _, described = await state_of(host, topic)
     Objects(described)  # raises if two overlap
     assert len({each.object_id for each in described}) == len(described)
     for each in described:
         key = f"{topic[1:]}/{each.object_id}"
-        data = await MemoryObjectStore.get(host.shelf, key)
+        data = await MemoryObjectStore.get(host.object_store, key)
         assert len(data) == each.size
         if each.format == PARQUET:
             check_bytes(data, each.footer_crc)
             footer = open_object(data)
             assert (footer.start_offset, footer.end, footer.topic) == (each.start_offset, each.end, topic)
-    twice = [key for key, contents in host.shelf.contents.items() if len(contents) > 1 and "/_" not in key]
+    twice = [key for key, contents in host.object_store.contents.items() if len(contents) > 1 and "/_" not in key]
     assert not twice
     return described
 
@@ -376,7 +378,7 @@ async def tell_and_upload(topic: Topic, teller: Teller, times: int = 1, count: i
         await all_uploaded(topic)
 
 
-async def recovered(host: TierHost, told: Mapping[int, str]) -> Topic:
+async def recovered(host: TierFixture, told: Mapping[int, str]) -> Topic:
     """Starts a broker on what a killed one left, and finds everything that was acknowledged: first as it is, then
     from the object store alone.
     """
@@ -399,6 +401,6 @@ def _check_told(found: Mapping[int, str], told: Mapping[int, str], first_offset:
     assert len(set(found.values())) == len(found), "a message came under two offsets"
 
 
-async def boot_and_find(host: TierHost) -> tuple[Broker, Topic]:
+async def boot_and_find(host: TierFixture) -> tuple[Broker, Topic]:
     broker = await host.boot()
     return broker, await find_topic(broker)

@@ -1,4 +1,4 @@
-"""The real client and the native door of a real broker, on virtual time: what takes five minutes costs a second.
+"""The real client and the native server of a real broker, on virtual time: what takes five minutes costs a second.
 
     @wired
     async def test_something(wires: Wires) -> None:
@@ -22,7 +22,7 @@ from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.testing import wires
-from tests.harness.brokers import Host, simulated
+from tests.harness.brokers import BrokerFixture, simulated
 
 URL = "danube://broker:6651"
 
@@ -33,8 +33,8 @@ class Wires(wires.Wires):
     def __init__(self, broker: Broker) -> None:
         super().__init__(Random(1))
         self.broker = broker
-        self.door = NativeServer(broker)
-        self.listen("broker", 6651, self.door.accept)
+        self.server = NativeServer(broker)
+        self.listen("broker", 6651, self.server.accept)
 
     def connect(self, **more: Any) -> pydanube.Client:
         return pydanube.Client(URL, connector=self.connector(), **more)
@@ -54,7 +54,7 @@ def wired(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]
 
     @functools.wraps(test)
     async def with_wires(*arguments: Any, **named: Any) -> None:
-        host = Host()
+        host = BrokerFixture()
         await test(*arguments, wires=Wires(await host.boot()), **named)
 
     decorated = simulated(with_wires)

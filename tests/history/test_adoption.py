@@ -20,7 +20,7 @@ from tests.cluster.test_moving import orphans
 from tests.cluster.test_moving import send as send_one
 from tests.harness.brokers import consume, simulated
 from tests.harness.tiers import carried
-from tests.history.test_leftovers import begun, boot_active, bring_home, lose, not_yet, send, texts, verified
+from tests.history.test_leftovers import begun, boot_active, flush_to_segments, lose, not_yet, send, texts, verified
 
 LISTING = TierConfig(
     upload_seconds=1.0,
@@ -38,20 +38,20 @@ LISTING = TierConfig(
 
 @simulated
 async def test_an_adoption_during_which_somebody_reads_the_manifest_forgets_nothing_that_is_in_it() -> None:
-    town = await Cluster(tier=LISTING, segment_bytes=4096).start(3)
-    topic = await town.create("/default/orders", on=1)
+    cluster = await Cluster(tier=LISTING, segment_bytes=4096).start(3)
+    topic = await cluster.create("/default/orders", on=1)
     told = []
     for number in range(6):
-        told.append((await send_one(town, topic, f"{number}:" + "x" * 3000))[0])
+        told.append((await send_one(cluster, topic, f"{number}:" + "x" * 3000))[0])
         await asyncio.sleep(3)
-    town.node(1).objects.away = True
-    told.append((await send_one(town, topic, "lost"))[0])
-    town.node(1).kill()
-    await town.until(lambda: town.host(topic) is not None)
-    assert await orphans(town, topic) == 1
-    told.append((await send_one(town, topic, "after"))[0])
+    cluster.node(1).objects.away = True
+    told.append((await send_one(cluster, topic, "lost"))[0])
+    cluster.node(1).kill()
+    await cluster.until(lambda: cluster.host(topic) is not None)
+    assert await orphans(cluster, topic) == 1
+    told.append((await send_one(cluster, topic, "after"))[0])
     await asyncio.sleep(32)
-    owner, found = town.host(topic), await town.served(topic)
+    owner, found = cluster.host(topic), await cluster.served(topic)
     assert owner is not None
     tier = carried(found).tier
 
@@ -59,7 +59,7 @@ async def test_an_adoption_during_which_somebody_reads_the_manifest_forgets_noth
         """As a move that was called off does: the next step reads anew, all but the manifest."""
         async with carried(found).working:
             fencing = asyncio.ensure_future(tier.fence())
-            await town.until(lambda: tier._is_stale or fencing.done())
+            await cluster.until(lambda: tier._is_stale or fencing.done())
             fencing.cancel()
             await asyncio.gather(fencing, return_exceptions=True)
 
@@ -83,11 +83,11 @@ async def test_an_adoption_during_which_somebody_reads_the_manifest_forgets_noth
             tier._write = really_write
 
     tier.apply = apply  # type: ignore[method-assign]
-    await town.node(1).boot()
-    await town.until(lambda: bool(reading), 60)
+    await cluster.node(1).boot()
+    await cluster.until(lambda: bool(reading), 60)
     await asyncio.sleep(1)
     tier.apply = really_apply  # type: ignore[method-assign]
-    described = await all_descriptors(town.objects, await read_state(town.metadata, topic))
+    described = await all_descriptors(cluster.objects, await read_state(cluster.metadata, topic))
     assert [each.object_id for each in tier.objects] == [each.object_id for each in described]
     stream = await consume(found, "late", Kind.EXCLUSIVE, start=0, acks=True)
     await asyncio.sleep(10)
@@ -97,33 +97,33 @@ async def test_an_adoption_during_which_somebody_reads_the_manifest_forgets_noth
 @simulated
 async def test_what_the_owners_own_disk_has_of_an_orphan_is_not_seen_before_it_is_adopted() -> None:
     """Some of it was sent again since."""
-    town, topic, session = await begun()
-    await send(town, topic, session, range(3))
-    node = await lose(town, topic)
-    await send(town, topic, session, range(4))
+    cluster, topic, session = await begun()
+    await send(cluster, topic, session, range(3))
+    node = await lose(cluster, topic)
+    await send(cluster, topic, session, range(4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rescuer, "_bring_all", not_yet)
         await boot_active(node)
-        await bring_home(town, topic, 1)
-        assert await texts(town, topic) == ["0", "1", "2", "3"]
+        await flush_to_segments(cluster, topic, 1)
+        assert await texts(cluster, topic) == ["0", "1", "2", "3"]
     await asyncio.sleep(30)
-    assert await texts(town, topic) == ["0", "1", "2", "3"]
+    assert await texts(cluster, topic) == ["0", "1", "2", "3"]
 
 
 @simulated
 async def test_an_orphan_that_is_discarded_where_its_files_are_never_comes_back() -> None:
-    town, topic, session = await begun()
-    await send(town, topic, session, range(3))
-    node = await lose(town, topic)
-    await send(town, topic, session, [3])
+    cluster, topic, session = await begun()
+    await send(cluster, topic, session, range(3))
+    node = await lose(cluster, topic)
+    await send(cluster, topic, session, [3])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rescuer, "_bring_all", not_yet)
         await boot_active(node)
-        await bring_home(town, topic, 1)
-        found = await town.served(topic)
-        await town.node(1).call(found.discard_orphan(0))
-        assert await texts(town, topic) == ["3"]
-    await send(town, topic, session, [4])
-    await bring_home(town, topic, 2)
-    assert await texts(town, topic) == ["3", "4"]
-    assert await verified(town, topic) == []
+        await flush_to_segments(cluster, topic, 1)
+        found = await cluster.served(topic)
+        await cluster.node(1).call(found.discard_orphan(0))
+        assert await texts(cluster, topic) == ["3"]
+    await send(cluster, topic, session, [4])
+    await flush_to_segments(cluster, topic, 2)
+    assert await texts(cluster, topic) == ["3", "4"]
+    assert await verified(cluster, topic) == []

@@ -17,14 +17,14 @@ from pydanube.ports import Compare, Delete, Put, Revision
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from tests.client.test_client_producer import scripted
 from tests.harness import brokers, logs
-from tests.harness.brokers import ORDERS, Host, find_topic, one_topic, publish
-from tests.harness.peers import Peer, door_of
+from tests.harness.brokers import ORDERS, BrokerFixture, find_topic, one_topic, publish
+from tests.harness.peers import Peer, server_of
 from tests.harness.scripted import ScriptedBroker
 
 
 @logs.simulated
 async def test_readers_that_poll_an_idle_log_and_give_up_are_forgotten() -> None:
-    machine = logs.Machine()
+    machine = logs.LogFixture()
     wal = await machine.boot()
     log = await wal.topic(logs.TOPIC, epoch=1)
     for _ in range(100):
@@ -43,7 +43,7 @@ async def test_readers_that_poll_an_idle_log_and_give_up_are_forgotten() -> None
 
 @brokers.simulated
 async def test_polls_of_an_idle_topic_that_run_out_of_time_are_forgotten() -> None:
-    _, topic = await one_topic(Host())
+    _, topic = await one_topic(BrokerFixture())
     for _ in range(100):
         await topic.wait_beyond(topic.head, 0.5)
     await brokers.settle()
@@ -58,7 +58,7 @@ async def test_polls_of_an_idle_topic_that_run_out_of_time_are_forgotten() -> No
 
 @logs.simulated
 async def test_who_waits_for_a_group_and_gives_up_is_forgotten_also_if_none_is_ever_written() -> None:
-    machine = logs.Machine()
+    machine = logs.LogFixture()
     wal = await machine.boot()
     for _ in range(100):
         waiting = asyncio.create_task(wal.committer.next_group())
@@ -70,7 +70,7 @@ async def test_who_waits_for_a_group_and_gives_up_is_forgotten_also_if_none_is_e
 
 @brokers.simulated
 async def test_names_that_somebody_asked_for_are_not_remembered() -> None:
-    broker, topic = await one_topic(Host())
+    broker, topic = await one_topic(BrokerFixture())
     for number in range(100):
         with pytest.raises(TopicUnknown):
             await broker.topics.require(TopicName(f"/default/unknown-{number}"))
@@ -84,10 +84,10 @@ async def test_names_that_somebody_asked_for_are_not_remembered() -> None:
 
 @brokers.simulated
 async def test_a_producer_whose_peer_leaves_while_it_is_opened_keeps_no_exclusive_place() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
-    door = door_of(host)
-    first, second = await Peer.greeted(door), await Peer.greeted(door)
+    server = server_of(host)
+    first, second = await Peer.greeted(server), await Peer.greeted(server)
     await second.open_producer("somebody")
     topic = await find_topic(broker)
     lock = topic.log.between_groups()
@@ -127,7 +127,7 @@ async def test_who_waits_for_room_and_gives_up_is_forgotten_also_if_there_is_nev
 
 @brokers.simulated
 async def test_a_topic_whose_opening_was_given_up_at_any_moment_can_be_opened_by_the_next() -> None:
-    host = Host()
+    host = BrokerFixture()
     broker = await host.boot()
     transact = host.metadata.transact
 
@@ -158,7 +158,7 @@ async def test_a_topic_whose_opening_was_given_up_at_any_moment_can_be_opened_by
 
 @logs.simulated
 async def test_a_log_whose_opening_was_given_up_can_be_opened_again() -> None:
-    machine = logs.Machine()
+    machine = logs.LogFixture()
     wal = await machine.boot()
     for n in range(7):
         await wal.topic(f"/default/t{n}", epoch=1)

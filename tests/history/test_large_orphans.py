@@ -21,7 +21,7 @@ from pydanube.testing.cluster import Cluster, Node
 from tests.cluster.test_moving import orphans
 from tests.cluster.test_moving import send as send_plain
 from tests.harness.brokers import simulated
-from tests.history.test_leftovers import SELDOM, begun, boot_active, bring_home, lose, send, texts, verified
+from tests.history.test_leftovers import SELDOM, begun, boot_active, flush_to_segments, lose, send, texts, verified
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +38,10 @@ def one_batch_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
 class Steps:
     """What the rescuers of all brokers do, in order."""
 
-    def __init__(self, town: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
         self.hook: Any = None
-        get, describe = town.objects.get, Rescuer._describe
+        get, describe = cluster.objects.get, Rescuer._describe
 
         async def got(key: str) -> bytes:
             if "/rescue-" in key:
@@ -54,7 +54,7 @@ class Steps:
             if self.hook is not None:
                 await self.hook()
 
-        monkeypatch.setattr(town.objects, "get", got)
+        monkeypatch.setattr(cluster.objects, "get", got)
         monkeypatch.setattr(Rescuer, "_describe", described)
 
 
@@ -68,30 +68,30 @@ def runs(of: list[str]) -> Iterator[tuple[str, int]]:
 
 @simulated
 async def test_no_more_than_one_object_of_an_orphan_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    town, topic, session = await begun()
-    steps = Steps(town, monkeypatch)
-    await send(town, topic, session, range(10))
-    node = await lose(town, topic)
+    cluster, topic, session = await begun()
+    steps = Steps(cluster, monkeypatch)
+    await send(cluster, topic, session, range(10))
+    node = await lose(cluster, topic)
     await node.boot()
     await asyncio.sleep(20)
     assert [*runs(steps.done)] == [("get", 1), ("describe", 1)] * 10
-    assert await orphans(town, topic) == 0 and await verified(town, topic) == []
-    assert await texts(town, topic) == [str(number) for number in range(10)]
-    assert [info async for info in town.objects.list("default/orders/rescue-")] == []
-    assert await town.metadata.list(keys.RESCUES) == []
+    assert await orphans(cluster, topic) == 0 and await verified(cluster, topic) == []
+    assert await texts(cluster, topic) == [str(number) for number in range(10)]
+    assert [info async for info in cluster.objects.list("default/orders/rescue-")] == []
+    assert await cluster.metadata.list(keys.RESCUES) == []
 
 
 @simulated
 async def test_what_is_sent_again_between_two_objects_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    town, topic, session = await begun()
-    steps = Steps(town, monkeypatch)
-    await send(town, topic, session, range(8))
-    node = await lose(town, topic)
+    cluster, topic, session = await begun()
+    steps = Steps(cluster, monkeypatch)
+    await send(cluster, topic, session, range(8))
+    node = await lose(cluster, topic)
     again: list[int] = []
 
     async def resend() -> None:
         if len(again) < 6:  # sequence 2, which is adopted by then, and those behind it, which are not all
-            again.extend(await send(town, topic, session, [2 + len(again)]))
+            again.extend(await send(cluster, topic, session, [2 + len(again)]))
 
     async def three() -> None:
         if steps.done.count("describe") == 3:
@@ -102,9 +102,9 @@ async def test_what_is_sent_again_between_two_objects_is_there_once(monkeypatch:
     await node.boot()
     await asyncio.sleep(20)
     assert again[0] == 2 and all(offset >= 64 for offset in again[1:]), again
-    assert await orphans(town, topic) == 0 and await verified(town, topic) == []
-    assert await texts(town, topic) == [str(number) for number in range(8)]
-    assert await send(town, topic, session, [7]) == [again[-1]]
+    assert await orphans(cluster, topic) == 0 and await verified(cluster, topic) == []
+    assert await texts(cluster, topic) == [str(number) for number in range(8)]
+    assert await send(cluster, topic, session, [7]) == [again[-1]]
 
 
 @pytest.mark.parametrize("part", range(1, 6))
@@ -112,11 +112,11 @@ async def test_what_is_sent_again_between_two_objects_is_there_once(monkeypatch:
 async def test_an_adopter_that_dies_between_two_objects_leaves_the_rest_to_the_next(
     part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    town, topic, session = await begun()
-    steps = Steps(town, monkeypatch)
-    await send(town, topic, session, range(6))
-    node = await lose(town, topic)
-    adopter = town.host(topic)
+    cluster, topic, session = await begun()
+    steps = Steps(cluster, monkeypatch)
+    await send(cluster, topic, session, range(6))
+    node = await lose(cluster, topic)
+    adopter = cluster.host(topic)
     assert adopter is not None
 
     async def kill() -> None:
@@ -126,33 +126,33 @@ async def test_an_adopter_that_dies_between_two_objects_leaves_the_rest_to_the_n
     steps.hook = kill
     await boot_active(node)
     await asyncio.sleep(120)
-    assert await orphans(town, topic) == 0 or not adopter.alive
+    assert await orphans(cluster, topic) == 0 or not adopter.alive
     await adopter.boot()
     await asyncio.sleep(60)
-    assert await orphans(town, topic) == 0 and await verified(town, topic) == []
-    assert await texts(town, topic) == [str(number) for number in range(6)]
+    assert await orphans(cluster, topic) == 0 and await verified(cluster, topic) == []
+    assert await texts(cluster, topic) == [str(number) for number in range(6)]
 
 
 @simulated
 async def test_a_topic_can_be_moved_and_uploads_go_on_between_two_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    town, topic, session = await begun()
-    await send(town, topic, session, range(6))
-    node = await lose(town, topic)
-    first = town.host(topic)
+    cluster, topic, session = await begun()
+    await send(cluster, topic, session, range(6))
+    node = await lose(cluster, topic)
+    first = cluster.host(topic)
     assert first is not None
     first.objects.delay_max_seconds = 4.0  # each object takes a while
     await node.boot()
-    await town.until(lambda: bool(_orphan_start(town, first, topic)), 300)
-    await send(town, topic, session, [6])
-    other = next(each.number for each in town.nodes if each not in (node, first))
-    await bring_home(town, topic, other)
-    assert await orphans(town, topic) == 1
+    await cluster.until(lambda: bool(_orphan_start(cluster, first, topic)), 300)
+    await send(cluster, topic, session, [6])
+    other = next(each.number for each in cluster.nodes if each not in (node, first))
+    await flush_to_segments(cluster, topic, other)
+    assert await orphans(cluster, topic) == 1
     await asyncio.sleep(30)
-    assert await orphans(town, topic) == 0 and await verified(town, topic) == []
-    assert await texts(town, topic) == [str(number) for number in range(7)]
+    assert await orphans(cluster, topic) == 0 and await verified(cluster, topic) == []
+    assert await texts(cluster, topic) == [str(number) for number in range(7)]
 
 
-def _orphan_start(town: Cluster, node: Node, topic: TopicName) -> int:
+def _orphan_start(cluster: Cluster, node: Node, topic: TopicName) -> int:
     found: Any = node.topic(topic)
     return found.orphans[0].start if found is not None and found.orphans else 0
 
@@ -160,16 +160,16 @@ def _orphan_start(town: Cluster, node: Node, topic: TopicName) -> int:
 @simulated
 async def test_a_topic_that_moves_back_between_two_objects_reads_what_was_rescued_as_it_is_in_the_store() -> None:
     """Its own disk has it too, but without the mark."""
-    town, topic, session = await begun()
-    await send(town, topic, session, range(6))
-    node = await lose(town, topic)
-    first = town.host(topic)
+    cluster, topic, session = await begun()
+    await send(cluster, topic, session, range(6))
+    node = await lose(cluster, topic)
+    first = cluster.host(topic)
     assert first is not None
     first.objects.delay_max_seconds = 4.0  # each object takes a while
     await boot_active(node)
-    await town.until(lambda: _orphan_start(town, first, topic) >= 4, 300)
+    await cluster.until(lambda: _orphan_start(cluster, first, topic) >= 4, 300)
     node.objects.delay_max_seconds = 1_000.0  # the rest is adopted later
-    await bring_home(town, topic, node.number)
+    await flush_to_segments(cluster, topic, node.number)
     found = node.topic(topic)
     assert isinstance(found, Topic) and found.log.lost_segments(found.orphans[0].epoch, found.orphans[0].start)
     node.objects.delay_max_seconds = 0.0
@@ -182,34 +182,34 @@ async def test_a_topic_that_moves_back_between_two_objects_reads_what_was_rescue
 async def test_an_older_orphan_that_waits_for_a_newer_one_is_not_read_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    town, topic, session = await begun()
-    steps = Steps(town, monkeypatch)
-    await send_plain(town, topic, "a", "b")
-    await send(town, topic, session, range(3))
-    first = await lose(town, topic)
-    await send(town, topic, session, range(2, 5))
-    second = await lose(town, topic)
+    cluster, topic, session = await begun()
+    steps = Steps(cluster, monkeypatch)
+    await send_plain(cluster, topic, "a", "b")
+    await send(cluster, topic, session, range(3))
+    first = await lose(cluster, topic)
+    await send(cluster, topic, session, range(2, 5))
+    second = await lose(cluster, topic)
     await first.boot()
     await asyncio.sleep(120)
-    assert await orphans(town, topic) == 2
+    assert await orphans(cluster, topic) == 2
     assert steps.done.count("describe") == 2, "what no session sent need not wait"
     assert steps.done.count("get") <= 3
     await second.boot()
     await asyncio.sleep(30)
-    assert await orphans(town, topic) == 0 and await verified(town, topic) == []
-    assert await texts(town, topic) == ["a", "b", "0", "1", "2", "3", "4"]
+    assert await orphans(cluster, topic) == 0 and await verified(cluster, topic) == []
+    assert await texts(cluster, topic) == ["a", "b", "0", "1", "2", "3", "4"]
 
 
 @simulated
 async def test_one_orphan_that_takes_long_does_not_keep_the_others_waiting() -> None:
-    town = await Cluster(tier=SELDOM).start(2)
-    names = [await town.create(f"/default/t{number}", on=1) for number in range(6)]
+    cluster = await Cluster(tier=SELDOM).start(2)
+    names = [await cluster.create(f"/default/t{number}", on=1) for number in range(6)]
     for name in names:
-        await send_plain(town, name, "a")
-    node = town.node(1)
+        await send_plain(cluster, name, "a")
+    node = cluster.node(1)
     node.kill()
-    await town.until(lambda: all(town.host(name) is town.node(2) for name in names))
-    objects = town.node(2).objects
+    await cluster.until(lambda: all(cluster.host(name) is cluster.node(2) for name in names))
+    objects = cluster.node(2).objects
     put, gate = objects.put, asyncio.Event()
 
     async def slow(key: str, *args: Any, **options: Any) -> Any:
@@ -220,29 +220,29 @@ async def test_one_orphan_that_takes_long_does_not_keep_the_others_waiting() -> 
     objects.put = slow  # type: ignore[method-assign]
     await node.boot()
     await asyncio.sleep(20)
-    assert [await orphans(town, name) for name in names] == [1, 0, 0, 0, 0, 0]
+    assert [await orphans(cluster, name) for name in names] == [1, 0, 0, 0, 0, 0]
     gate.set()
     await asyncio.sleep(5)
-    assert await orphans(town, names[0]) == 0
+    assert await orphans(cluster, names[0]) == 0
 
 
 @simulated
 async def test_uploads_of_the_topic_have_their_turn_while_an_orphan_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     tier = TierConfig(upload_seconds=1.0, garbage_seconds=60.0, sweep_seconds=60.0)
-    town = await Cluster(tier=tier).start(2)
-    topic = await town.create("/default/orders", on=1)
-    town.node(1).objects.away = True
-    await send_plain(town, topic, *(str(number) for number in range(20)))
-    node = await lose(town, topic)
-    owner = town.node(2)
+    cluster = await Cluster(tier=tier).start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    cluster.node(1).objects.away = True
+    await send_plain(cluster, topic, *(str(number) for number in range(20)))
+    node = await lose(cluster, topic)
+    owner = cluster.node(2)
     owner.objects.delay_max_seconds = 4.0
     await node.boot()
-    await town.until(lambda: bool(_orphan_start(town, owner, topic)), 300)
-    offset = (await send_plain(town, topic, "new"))[0]
-    while (offset, offset) not in await town.descriptors(topic):
-        assert await orphans(town, topic) == 1, "the upload came behind the whole adoption"
+    await cluster.until(lambda: bool(_orphan_start(cluster, owner, topic)), 300)
+    offset = (await send_plain(cluster, topic, "new"))[0]
+    while (offset, offset) not in await cluster.descriptors(topic):
+        assert await orphans(cluster, topic) == 1, "the upload came behind the whole adoption"
         await asyncio.sleep(1)
     owner.objects.delay_max_seconds = 0.0
     await asyncio.sleep(30)
-    assert await orphans(town, topic) == 0 and await verified(town, topic) == []
-    assert len(await texts(town, topic)) == 21
+    assert await orphans(cluster, topic) == 0 and await verified(cluster, topic) == []
+    assert len(await texts(cluster, topic)) == 21

@@ -35,7 +35,7 @@ FILES = "wal/default/orders"
 PRODUCER = ProducerId(7)
 
 
-async def send(town: Cluster, topic: TopicName, session: int, sequences: Iterable[int]) -> list[int]:
+async def send(cluster: Cluster, topic: TopicName, session: int, sequences: Iterable[int]) -> list[int]:
     """As an idempotent producer does; the offsets."""
 
     async def submit(found: Topic, sequence: int) -> int:
@@ -43,22 +43,22 @@ async def send(town: Cluster, topic: TopicName, session: int, sequences: Iterabl
         batch = encode(rows, topic=topic, producer_id=PRODUCER, session=session, first_sequence=sequence)
         return (await found.submit_batch(batch)).offset
 
-    return [await town.publish(topic, lambda found, each=each: submit(found, each)) for each in sequences]  # type: ignore[misc]
+    return [await cluster.publish(topic, lambda found, each=each: submit(found, each)) for each in sequences]  # type: ignore[misc]
 
 
 async def begun() -> tuple[Cluster, TopicName, int]:
     """Three brokers, and a topic of the first with an idempotent producer's session."""
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    return town, topic, await town.publish(topic, lambda found: found.open_session(PRODUCER))
+    cluster = await Cluster(tier=SELDOM).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    return cluster, topic, await cluster.publish(topic, lambda found: found.open_session(PRODUCER))
 
 
-async def lose(town: Cluster, topic: TopicName) -> Node:
+async def lose(cluster: Cluster, topic: TopicName) -> Node:
     """Its owner dies, and another takes over."""
-    host = town.host(topic)
+    host = cluster.host(topic)
     assert host is not None
     host.kill()
-    await town.until(lambda: town.host(topic) is not None)
+    await cluster.until(lambda: cluster.host(topic) is not None)
     return host
 
 
@@ -68,25 +68,25 @@ async def boot_active(node: Node) -> None:
     await node.call(broker.cluster.requests.activate(broker.broker_id))
 
 
-async def bring_home(town: Cluster, topic: TopicName, number: int) -> None:
-    await town.unload(topic, to=number)
-    await town.until(lambda: town.host(topic) is town.node(number))
+async def flush_to_segments(cluster: Cluster, topic: TopicName, number: int) -> None:
+    await cluster.unload(topic, to=number)
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(number))
 
 
-async def texts(town: Cluster, topic: TopicName) -> list[str]:
-    return [text for _, text, _ in await everything(await town.served(topic))]
+async def texts(cluster: Cluster, topic: TopicName) -> list[str]:
+    return [text for _, text, _ in await everything(await cluster.served(topic))]
 
 
-async def verified(town: Cluster, topic: TopicName) -> list[tuple[str, str]]:
+async def verified(cluster: Cluster, topic: TopicName) -> list[tuple[str, str]]:
     """What `storage verify` finds wrong."""
-    node = town.host(topic)
+    node = cluster.host(topic)
     assert node is not None and node.broker is not None
 
     async def tell(*progress: Any) -> None:
         pass
 
     desk = StorageDesk(node.broker.topics, "memory:")
-    report = (await node.call(desk.verify(topic, repair=False, tell=tell))).report
+    report = (await node.call(desk.verify(topic, repair=False, on_progress=tell))).report
     return [(each.kind, each.text) for each in report.findings]
 
 
@@ -103,20 +103,20 @@ async def not_yet(*args: Any) -> None:
 
 async def adopted_and_killed(patch: pytest.MonkeyPatch, tier: TierConfig = SELDOM) -> tuple[Cluster, TopicName]:
     """Broker 1 had 0 to 4; another took 3 and 4 again, and 5, and adopted the rest. Then 1 dies with all its files."""
-    town = await Cluster(tier=tier).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(PRODUCER))
-    await send(town, topic, session, range(5))
-    node = await lose(town, topic)
-    await send(town, topic, session, range(3, 6))
+    cluster = await Cluster(tier=tier).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await cluster.publish(topic, lambda found: found.open_session(PRODUCER))
+    await send(cluster, topic, session, range(5))
+    node = await lose(cluster, topic)
+    await send(cluster, topic, session, range(3, 6))
     with patch.context() as inner:
         inner.setattr(Rescuer, "_forget", not_yet)
         await boot_active(node)
         await asyncio.sleep(20)
-        assert await town.metadata.list(keys.orphans(topic)) == []
+        assert await cluster.metadata.list(keys.orphans(topic)) == []
         node.kill()
     assert len(await node.disk.list(FILES)) == 1
-    return town, topic
+    return cluster, topic
 
 
 @simulated
@@ -124,57 +124,59 @@ async def test_a_broker_that_died_between_adoption_and_removal_reads_everything_
     None
 ):
     with pytest.MonkeyPatch.context() as patch:
-        town, topic = await adopted_and_killed(patch)
-    await boot_active(town.node(1))
-    await bring_home(town, topic, 1)
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5"]
-    await bring_home(town, topic, 2)  # everything that it holds is in the store now
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5"]
-    assert [end - first + 1 for first, end in await town.descriptors(topic)] == [3, 3], "nothing that is void"
-    assert await verified(town, topic) == []
-    assert await files(town.node(1)) == []
+        cluster, topic = await adopted_and_killed(patch)
+    await boot_active(cluster.node(1))
+    await flush_to_segments(cluster, topic, 1)
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5"]
+    await flush_to_segments(cluster, topic, 2)  # everything that it holds is in the store now
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5"]
+    assert [end - first + 1 for first, end in await cluster.descriptors(topic)] == [3, 3], "nothing that is void"
+    assert await verified(cluster, topic) == []
+    assert await files(cluster.node(1)) == []
 
 
 async def lost_below_a_void(sent_again: Iterable[int] = (5, 6)) -> tuple[Cluster, TopicName, Node]:
     """Broker 1 had 0 to 4, and what it would have used next was void when it was lost; another took 5 and 6."""
-    town, topic, session = await begun()
-    await send(town, topic, session, range(5))
-    reserved = (await town.value(keys.reserve(topic)))["end"]
-    await town.metadata.transact([], [Put(keys.void(topic, 5), void_to_bytes(reserved, "the end of the log was lost"))])
-    node = await lose(town, topic)
-    await send(town, topic, session, sent_again)
-    return town, topic, node
+    cluster, topic, session = await begun()
+    await send(cluster, topic, session, range(5))
+    reserved = (await cluster.value(keys.reserve(topic)))["end"]
+    await cluster.metadata.transact(
+        [], [Put(keys.void(topic, 5), void_to_bytes(reserved, "the end of the log was lost"))]
+    )
+    node = await lose(cluster, topic)
+    await send(cluster, topic, session, sent_again)
+    return cluster, topic, node
 
 
 @simulated
 async def test_what_a_lost_owner_had_below_a_void_is_an_orphan_and_comes_back() -> None:
-    town, topic, node = await lost_below_a_void()
-    assert len(await town.metadata.list(keys.orphans(topic))) == 1
+    cluster, topic, node = await lost_below_a_void()
+    assert len(await cluster.metadata.list(keys.orphans(topic))) == 1
     await boot_active(node)
     await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    assert town.host(topic) is not node
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5", "6"]
-    assert await verified(town, topic) == []
+    assert await cluster.metadata.list(keys.orphans(topic)) == []
+    assert cluster.host(topic) is not node
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5", "6"]
+    assert await verified(cluster, topic) == []
     assert await files(node) == []
 
 
 @simulated
 async def test_a_void_inside_an_orphan_is_the_orphans_as_long_as_that_stands() -> None:
     """An offset has one place."""
-    town, topic, _ = await lost_below_a_void()
-    assert await town.metadata.list(keys.voids(topic)) == []
-    assert await verified(town, topic) == []
+    cluster, topic, _ = await lost_below_a_void()
+    assert await cluster.metadata.list(keys.voids(topic)) == []
+    assert await verified(cluster, topic) == []
 
 
 @simulated
 async def test_what_was_void_inside_an_orphan_is_void_once_when_it_is_adopted_and_parts_were_sent_again() -> None:
-    town, topic, node = await lost_below_a_void(sent_again=range(3, 7))
+    cluster, topic, node = await lost_below_a_void(sent_again=range(3, 7))
     await boot_active(node)
     await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5", "6"]
-    assert await verified(town, topic) == []
+    assert await cluster.metadata.list(keys.orphans(topic)) == []
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5", "6"]
+    assert await verified(cluster, topic) == []
 
 
 @simulated
@@ -182,50 +184,52 @@ async def test_an_orphan_has_nothing_of_what_others_had_before_its_broker() -> N
     """The first of two lost owners has the only copy below a void, and an earlier version made no orphan of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ownership, "orphan_left", lambda *args, **named: None)
-        town, topic, first = await lost_below_a_void()
-    second = await lose(town, topic)
+        cluster, topic, first = await lost_below_a_void()
+    second = await lose(cluster, topic)
     await boot_active(second)
     await asyncio.sleep(30)
-    assert await town.metadata.list(keys.orphans(topic)) == []
+    assert await cluster.metadata.list(keys.orphans(topic)) == []
     await boot_active(first)
-    await bring_home(town, topic, 1)
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5", "6"]
+    await flush_to_segments(cluster, topic, 1)
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5", "6"]
 
 
 @simulated
 async def test_no_receipt_names_an_offset_that_was_given_up() -> None:
-    town, topic, session = await begun()
-    await send(town, topic, session, range(10))
-    await town.metadata.transact([], [Put(keys.void(topic, 3), void_to_bytes(5, "damaged on the disk of its owner"))])
-    node = await lose(town, topic)
-    owner = town.host(topic)
+    cluster, topic, session = await begun()
+    await send(cluster, topic, session, range(10))
+    await cluster.metadata.transact(
+        [], [Put(keys.void(topic, 3), void_to_bytes(5, "damaged on the disk of its owner"))]
+    )
+    node = await lose(cluster, topic)
+    owner = cluster.host(topic)
     assert owner is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rescuer, "_store_run", not_yet)
         await node.boot()
         await asyncio.sleep(20)  # what was brought is recalled, and cannot be stored
-        found = await town.served(topic)
+        found = await cluster.served(topic)
         await owner.call(found.log.roll())
-        other = await town.publish(topic, lambda found: found.add_producer("other"))
-        await town.publish(topic, lambda found: found.publish(other, message("x")))
+        other = await cluster.publish(topic, lambda found: found.add_producer("other"))
+        await cluster.publish(topic, lambda found: found.publish(other, message("x")))
         await owner.call(found.discard_orphan(0))
     owner.kill()
     await owner.boot()
-    await town.until(lambda: town.host(topic) is owner)
-    await send(town, topic, session, [9])
-    assert "9" in await texts(town, topic)
+    await cluster.until(lambda: cluster.host(topic) is owner)
+    await send(cluster, topic, session, [9])
+    assert "9" in await texts(cluster, topic)
 
 
 @simulated
 async def test_files_set_aside_and_a_store_that_does_not_answer_delay_no_restart() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        town, topic = await adopted_and_killed(patch, replace(SELDOM, descriptors_max=0, descriptors_moved=1))
-    node = town.node(1)
+        cluster, topic = await adopted_and_killed(patch, replace(SELDOM, descriptors_max=0, descriptors_moved=1))
+    node = cluster.node(1)
     for path in await files(node):
         await node.disk.rename(path, path + ".quarantined")
     await boot_active(node)
-    await bring_home(town, topic, 1)
-    found = await town.served(topic)
+    await flush_to_segments(cluster, topic, 1)
+    found = await cluster.served(topic)
     assert found.storage is not None
     assert await node.call(Maintenance(found.storage.tier).move_to_manifest())
     node.kill()
@@ -238,7 +242,7 @@ async def test_files_set_aside_and_a_store_that_does_not_answer_delay_no_restart
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(node.objects), "get", hang)
         await node.boot()
-        await town.until(lambda: town.host(topic) is not None)
+        await cluster.until(lambda: cluster.host(topic) is not None)
     assert now() - begun < 5
 
 
@@ -249,63 +253,63 @@ async def test_offsets_below_a_void_that_no_object_has_stay_on_their_disk_and_ar
     """No orphan of its stands, as it was in earlier versions, and still it has the only copy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ownership, "orphan_left", lambda *args, **named: None)
-        town, topic, node = await lost_below_a_void()
+        cluster, topic, node = await lost_below_a_void()
     await boot_active(node)
     await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    await bring_home(town, topic, 1)
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5", "6"]
-    await bring_home(town, topic, 2)
-    assert [end - first + 1 for first, end in await town.descriptors(topic)] == [5, 2]
-    assert await verified(town, topic) == []
+    assert await cluster.metadata.list(keys.orphans(topic)) == []
+    await flush_to_segments(cluster, topic, 1)
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5", "6"]
+    await flush_to_segments(cluster, topic, 2)
+    assert [end - first + 1 for first, end in await cluster.descriptors(topic)] == [5, 2]
+    assert await verified(cluster, topic) == []
 
 
 @simulated
 async def test_what_an_operator_gave_up_does_not_come_back_from_old_files() -> None:
-    town, topic, session = await begun()
-    await send(town, topic, session, range(3))
-    node = await lose(town, topic)
-    owner = town.host(topic)
+    cluster, topic, session = await begun()
+    await send(cluster, topic, session, range(3))
+    node = await lose(cluster, topic)
+    owner = cluster.host(topic)
     assert owner is not None
-    found = await town.served(topic)
+    found = await cluster.served(topic)
     await owner.call(found.discard_orphan(0))
-    await send(town, topic, session, [3])
+    await send(cluster, topic, session, [3])
     await boot_active(node)
-    await bring_home(town, topic, 1)
-    assert await texts(town, topic) == ["3"]
-    await bring_home(town, topic, 2)
-    assert [end - first + 1 for first, end in await town.descriptors(topic)] == [1]
-    assert await verified(town, topic) == []
+    await flush_to_segments(cluster, topic, 1)
+    assert await texts(cluster, topic) == ["3"]
+    await flush_to_segments(cluster, topic, 2)
+    assert [end - first + 1 for first, end in await cluster.descriptors(topic)] == [1]
+    assert await verified(cluster, topic) == []
 
 
 @simulated
 async def test_damaged_files_of_a_redundant_epoch_are_set_aside_and_nobody_reads_them() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        town, topic = await adopted_and_killed(patch)
-    disk = town.node(1).disk
+        cluster, topic = await adopted_and_killed(patch)
+    disk = cluster.node(1).disk
     assert isinstance(disk, MemoryDisk)
-    sizes = {path: await disk.size(path) for path in await files(town.node(1)) if path.endswith(".wal")}
+    sizes = {path: await disk.size(path) for path in await files(cluster.node(1)) if path.endswith(".wal")}
     path = max(sizes, key=lambda each: sizes[each])
     content = await disk.read(path, 0, sizes[path])
     copied = content.rindex(b"DNB1")  # recovery has the last batch in another file
     place = content.rindex(b"DNB1", 0, copied) + 120  # in the body of the one before, which was sent again
     await disk.write([Write(path, place, [bytes(each ^ 255 for each in content[place : place + 8])])], sync=True)
-    await boot_active(town.node(1))
-    await bring_home(town, topic, 1)
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5"]
-    await bring_home(town, topic, 2)
-    assert await verified(town, topic) == []
-    assert path + ".quarantined" in await files(town.node(1))
-    await bring_home(town, topic, 1)
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5"]
-    assert path + ".quarantined" in await files(town.node(1))
+    await boot_active(cluster.node(1))
+    await flush_to_segments(cluster, topic, 1)
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5"]
+    await flush_to_segments(cluster, topic, 2)
+    assert await verified(cluster, topic) == []
+    assert path + ".quarantined" in await files(cluster.node(1))
+    await flush_to_segments(cluster, topic, 1)
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5"]
+    assert path + ".quarantined" in await files(cluster.node(1))
 
 
 @simulated
 async def test_what_a_crash_leaves_of_a_removal_is_not_taken_for_damaged() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        town, topic = await adopted_and_killed(patch)
-    node = town.node(1)
+        cluster, topic = await adopted_and_killed(patch)
+    node = cluster.node(1)
     removed: list[str] = []
 
     async def one_file(disk: Disk, path: str) -> None:
@@ -318,38 +322,38 @@ async def test_what_a_crash_leaves_of_a_removal_is_not_taken_for_damaged() -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leftovers, "_remove_tree", one_file)
         await boot_active(node)
-        await town.unload(topic, to=1, asked=town.node(2))
-        await town.until(lambda: bool(removed))
-    await town.until(lambda: town.host(topic) is not None)
+        await cluster.unload(topic, to=1, asked=cluster.node(2))
+        await cluster.until(lambda: bool(removed))
+    await cluster.until(lambda: cluster.host(topic) is not None)
     await boot_active(node)
-    await bring_home(town, topic, 1)
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5"]
+    await flush_to_segments(cluster, topic, 1)
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5"]
     assert not any(path.endswith((".damage", ".quarantined")) for path in await files(node))
 
 
 @simulated
 async def test_files_stay_when_the_list_of_objects_cannot_be_read() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        town, topic = await adopted_and_killed(patch, replace(SELDOM, descriptors_max=0, descriptors_moved=1))
-    owner = town.host(topic)
-    found = await town.served(topic)
+        cluster, topic = await adopted_and_killed(patch, replace(SELDOM, descriptors_max=0, descriptors_moved=1))
+    owner = cluster.host(topic)
+    found = await cluster.served(topic)
     assert owner is not None and found.storage is not None
     assert await owner.call(Maintenance(found.storage.tier).move_to_manifest())
-    await boot_active(town.node(1))
-    town.node(1).objects.away = True
-    await bring_home(town, topic, 1)
-    assert any(path.endswith(".wal") for path in await files(town.node(1)))
+    await boot_active(cluster.node(1))
+    cluster.node(1).objects.away = True
+    await flush_to_segments(cluster, topic, 1)
+    assert any(path.endswith(".wal") for path in await files(cluster.node(1)))
 
 
 @simulated
 async def test_files_of_a_brought_epoch_are_remembered_until_the_topic_is_not_open_any_more() -> None:
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    session = await town.publish(topic, lambda found: found.open_session(PRODUCER))
-    await send(town, topic, session, range(3))
-    epoch = (await town.owner(topic)).epoch
-    node = await lose(town, topic)
-    town.node(2).kill()
+    cluster = await Cluster(tier=SELDOM).start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await cluster.publish(topic, lambda found: found.open_session(PRODUCER))
+    await send(cluster, topic, session, range(3))
+    epoch = (await cluster.owner(topic)).epoch
+    node = await lose(cluster, topic)
+    cluster.node(2).kill()
     await asyncio.sleep(10)
     rescuers: list[Rescuer] = []
     look = Rescuer._bring_all
@@ -362,12 +366,12 @@ async def test_files_of_a_brought_epoch_are_remembered_until_the_topic_is_not_op
         patch.setattr(Rescuer, "_bring_all", looked)
         await boot_active(node)  # it has its topic again, and adopts what it brings
         await asyncio.sleep(60)
-        assert await town.metadata.list(keys.orphans(topic)) == []
-        assert node.broker is not None and town.host(topic) is node
+        assert await cluster.metadata.list(keys.orphans(topic)) == []
+        assert node.broker is not None and cluster.host(topic) is node
         assert not await node.call(node.broker.topics.forget_epochs(topic, epoch))
         assert rescuers[-1]._brought == {(topic, epoch)}
-        await boot_active(town.node(2))
-        await town.unload(topic, to=2, asked=node)
+        await boot_active(cluster.node(2))
+        await cluster.unload(topic, to=2, asked=node)
         await asyncio.sleep(20)
     assert [each._brought for each in rescuers if each._broker_id == node.broker_id][-1] == set()
     assert await files(node) == []
@@ -375,21 +379,21 @@ async def test_files_of_a_brought_epoch_are_remembered_until_the_topic_is_not_op
 
 @simulated
 async def test_what_was_brought_in_vain_is_swept_when_its_orphan_is_gone_and_not_before() -> None:
-    town, topic, session = await begun()
-    await send(town, topic, session, range(3))
-    node = await lose(town, topic)
-    owner = town.host(topic)
+    cluster, topic, session = await begun()
+    await send(cluster, topic, session, range(3))
+    node = await lose(cluster, topic)
+    owner = cluster.host(topic)
     assert owner is not None
 
     async def raw() -> list[str]:
-        return [info.key async for info in town.objects.list("default/orders/rescue-")]
+        return [info.key async for info in cluster.objects.list("default/orders/rescue-")]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rescuer, "_store_run", not_yet)
         await node.boot()
         await asyncio.sleep(300)
         assert len(await raw()) == 1, "it is all that anybody has"
-        found = await town.served(topic)
+        found = await cluster.served(topic)
         await owner.call(found.discard_orphan(0))
     await asyncio.sleep(300)
     assert await raw() == []
@@ -397,45 +401,45 @@ async def test_what_was_brought_in_vain_is_swept_when_its_orphan_is_gone_and_not
 
 async def lost_twice_and_home(patch: pytest.MonkeyPatch) -> tuple[Cluster, TopicName]:
     """Broker 1 had 0 to 2 in one epoch and 3, 4 in the next; another took 2 to 5. Then 1 has the topic, not adopted."""
-    town, topic, session = await begun()
-    await send(town, topic, session, range(3))
-    town.node(1).kill()
-    await town.node(1).boot()
-    await town.until(lambda: town.host(topic) is town.node(1))
-    await send(town, topic, session, range(3, 5))
-    node = await lose(town, topic)
-    await send(town, topic, session, range(2, 6))
+    cluster, topic, session = await begun()
+    await send(cluster, topic, session, range(3))
+    cluster.node(1).kill()
+    await cluster.node(1).boot()
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(1))
+    await send(cluster, topic, session, range(3, 5))
+    node = await lose(cluster, topic)
+    await send(cluster, topic, session, range(2, 6))
     patch.setattr(Rescuer, "_bring", not_yet)
     await boot_active(node)
-    await bring_home(town, topic, 1)
-    assert len(await town.metadata.list(keys.orphans(topic))) == 1
-    return town, topic
+    await flush_to_segments(cluster, topic, 1)
+    assert len(await cluster.metadata.list(keys.orphans(topic))) == 1
+    return cluster, topic
 
 
 @simulated
 async def test_an_owner_that_adopts_from_its_own_disk_what_it_had_in_several_epochs_reads_nothing_twice() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        town, topic = await lost_twice_and_home(patch)
+        cluster, topic = await lost_twice_and_home(patch)
     await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5"]
-    await bring_home(town, topic, 2)
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5"]
-    assert await verified(town, topic) == []
+    assert await cluster.metadata.list(keys.orphans(topic)) == []
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5"]
+    await flush_to_segments(cluster, topic, 2)
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5"]
+    assert await verified(cluster, topic) == []
 
 
 @simulated
 async def test_damaged_files_stay_when_their_owner_adopts_from_its_own_disk() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        town, topic = await lost_twice_and_home(patch)
-    disk = town.node(1).disk
-    path = min(each for each in await files(town.node(1)) if each.endswith(".wal"))
+        cluster, topic = await lost_twice_and_home(patch)
+    disk = cluster.node(1).disk
+    path = min(each for each in await files(cluster.node(1)) if each.endswith(".wal"))
     content = await disk.read(path, 0, await disk.size(path))
     place = content.index(b"DNB1", content.index(b"DNB1") + 1) + 120  # in a body that nobody has read yet
     await disk.write([Write(path, place, [bytes(each ^ 255 for each in content[place : place + 8])])], sync=True)
     await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    assert path + ".quarantined" in await files(town.node(1))
+    assert await cluster.metadata.list(keys.orphans(topic)) == []
+    assert path + ".quarantined" in await files(cluster.node(1))
 
 
 @simulated
@@ -443,17 +447,17 @@ async def test_an_owner_that_dies_between_its_own_adoption_and_the_removal_reads
     None
 ):
     with pytest.MonkeyPatch.context() as patch:
-        town, topic = await lost_twice_and_home(patch)
-    node = town.node(1)
+        cluster, topic = await lost_twice_and_home(patch)
+    node = cluster.node(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Topic, "forget_own", not_yet)
         await asyncio.sleep(20)
-        assert await town.metadata.list(keys.orphans(topic)) == []
+        assert await cluster.metadata.list(keys.orphans(topic)) == []
         node.kill()
     assert len(await node.disk.list(FILES)) >= 2
     await node.boot()
-    await town.until(lambda: town.host(topic) is node)
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5"]
-    await bring_home(town, topic, 2)
-    assert await texts(town, topic) == ["0", "1", "2", "3", "4", "5"]
-    assert await verified(town, topic) == []
+    await cluster.until(lambda: cluster.host(topic) is node)
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5"]
+    await flush_to_segments(cluster, topic, 2)
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5"]
+    assert await verified(cluster, topic) == []

@@ -25,14 +25,14 @@ from pydanube.history.object_builder import (
     Packed,
     Parts,
     Recipe,
+    build_in_worker,
     build_object,
     pack,
-    store_elsewhere,
 )
 from pydanube.ports import ObjectStore
 from pydanube.stores.objects.urls import open_object_store
 from pydanube.stores.work.pickle_pipe import dumped
-from pydanube.stores.work.worker_process import Apart
+from pydanube.stores.work.worker_process import WorkerProcesses
 
 CHANCE = Random(7)
 
@@ -84,7 +84,7 @@ import asyncio
 from functools import partial
 from pydanube.formats.batch import Envelope, encode_messages, stamp
 from pydanube.history.object_builder import Packed, Recipe, build_object, pack
-from pydanube.stores.work.worker_process import Apart
+from pydanube.stores.work.worker_process import WorkerProcesses
 
 def batch_of(offset):
     batch = encode_messages([Envelope(bytes(50_000)) for _ in range(10)], topic="/default/t")
@@ -92,7 +92,7 @@ def batch_of(offset):
 
 async def main():
     batches = [batch_of(offset) for offset in range(60)]
-    beside = Apart(1)
+    beside = WorkerProcesses(1)
     await beside.call(int)
     for _ in range(5):
         packed = Packed([piece for some in pack(batches) for piece in some])
@@ -134,7 +134,7 @@ def apart_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Callable
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(repository), str(repository / "src")]))
 
     async def main() -> Any:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         beside._pool.yield_to_nice()  # tests keep every core busy: an idle priority would not do
         try:
             return await beside.call_once(partial(function, *arguments, partial(directory, str(tmp_path))))
@@ -149,21 +149,21 @@ def test_another_process_makes_stores_and_merges_objects_and_tells_what_they_are
 ) -> None:
     parts = []
     for name, some in (("a.parquet", batches[:40]), ("b.parquet", batches[40:])):
-        made, info = apart_on(tmp_path, monkeypatch, store_elsewhere, name, recipe(packed_of(some)))
+        made, info = apart_on(tmp_path, monkeypatch, build_in_worker, name, recipe(packed_of(some)))
         stored = (tmp_path / name).read_bytes()
         assert made == build_object(recipe(some))._replace(data=b"")
         assert (info.key, info.size_bytes) == (name, len(stored))
         check_bytes(stored, made.footer_crc)
         parts.append((name, made.footer_crc))
-    made, info = apart_on(tmp_path, monkeypatch, store_elsewhere, "ab.parquet", recipe(Parts(parts)))
+    made, info = apart_on(tmp_path, monkeypatch, build_in_worker, "ab.parquet", recipe(Parts(parts)))
     stored = (tmp_path / "ab.parquet").read_bytes()
     assert (made.start_offset, made.end, info.size_bytes) == (0, len(batches), len(stored))
     assert open_object(stored).end == len(batches)
     wrong = [(parts[0][0], parts[0][1]), (parts[1][0], parts[1][1] ^ 1)]
-    found = apart_on(tmp_path, monkeypatch, store_elsewhere, "no.parquet", recipe(Parts(wrong)))
+    found = apart_on(tmp_path, monkeypatch, build_in_worker, "no.parquet", recipe(Parts(wrong)))
     assert isinstance(found, NotBuilt) and found.part == 1
     missing = [("nowhere.parquet", 1), parts[1]]
-    found = apart_on(tmp_path, monkeypatch, store_elsewhere, "no.parquet", recipe(Parts(missing)))
+    found = apart_on(tmp_path, monkeypatch, build_in_worker, "no.parquet", recipe(Parts(missing)))
     assert found == NotBuilt("it is missing", 0)
     assert not (tmp_path / "no.parquet").exists()
 
@@ -173,9 +173,9 @@ def test_another_process_tells_that_a_name_is_taken_and_that_arrow_refuses(
 ) -> None:
     (tmp_path / "a.parquet").write_bytes(b"somebody else's")
     with pytest.raises(Conflict):
-        apart_on(tmp_path, monkeypatch, store_elsewhere, "a.parquet", recipe(packed_of(batches[:3])))
+        apart_on(tmp_path, monkeypatch, build_in_worker, "a.parquet", recipe(packed_of(batches[:3])))
     assert (tmp_path / "a.parquet").read_bytes() == b"somebody else's"
     hole = recipe(packed_of([batches[0], batches[2]]))
-    found = apart_on(tmp_path, monkeypatch, store_elsewhere, "b.parquet", hole)
+    found = apart_on(tmp_path, monkeypatch, build_in_worker, "b.parquet", hole)
     assert isinstance(found, NotBuilt) and found.part is None
     assert not (tmp_path / "b.parquet").exists()

@@ -13,7 +13,7 @@ from pydanube.core.names import NamespaceName
 from pydanube.core.policies import TopicPolicy
 from pydanube.history.retention import RetentionChange, RetentionDesk, Rule
 from pydanube.ports import Put
-from tests.harness.brokers import ORDERS, Host, find_topic, make_topic, one_topic, publish_many, simulated
+from tests.harness.brokers import ORDERS, BrokerFixture, find_topic, make_topic, one_topic, publish_many, simulated
 
 LOOKING = TierConfig(upload_seconds=10.0, retention_check_seconds=60.0)
 DEFAULT = NamespaceName("default")
@@ -24,7 +24,7 @@ def desk_of(broker: Broker, configured: TopicPolicy | None = None) -> RetentionD
     return RetentionDesk(broker.topics, lambda name: configured if name == DEFAULT else None)
 
 
-async def with_history(host: Host) -> tuple[Broker, Topic]:
+async def with_history(host: BrokerFixture) -> tuple[Broker, Topic]:
     """Fifty messages in an object, and an hour later fifty more in another."""
     broker, orders = await one_topic(host)
     for _ in range(2):
@@ -33,14 +33,14 @@ async def with_history(host: Host) -> tuple[Broker, Topic]:
     return broker, orders
 
 
-async def stored_names(host: Host) -> list[str]:
+async def stored_names(host: BrokerFixture) -> list[str]:
     assert host.objects is not None
     return [info.key async for info in host.objects.list("default/orders/data-")]
 
 
 @simulated
 async def test_nothing_is_forgotten_without_a_rule() -> None:
-    host = Host(tier=LOOKING)
+    host = BrokerFixture(tier=LOOKING)
     broker, orders = await with_history(host)
     assert await desk_of(broker).of_topic(orders) == Rule(0, 0, "configuration")
     assert orders.first_offset == 0 and len(await stored_names(host)) == 2
@@ -48,7 +48,7 @@ async def test_nothing_is_forgotten_without_a_rule() -> None:
 
 @simulated
 async def test_a_rule_of_a_topic_is_obeyed_at_its_next_look() -> None:
-    host = Host(tier=LOOKING)
+    host = BrokerFixture(tier=LOOKING)
     broker, orders = await with_history(host)
     desk = desk_of(broker)
     await desk.set_topic(orders, RetentionChange(minutes=90))
@@ -65,7 +65,7 @@ async def test_a_rule_of_a_topic_is_obeyed_at_its_next_look() -> None:
 
 @simulated
 async def test_a_rule_can_be_applied_at_once() -> None:
-    host = Host(tier=LOOKING)
+    host = BrokerFixture(tier=LOOKING)
     broker, orders = await with_history(host)
     desk = desk_of(broker)
     await desk.set_topic(orders, RetentionChange(minutes=90))
@@ -75,7 +75,7 @@ async def test_a_rule_can_be_applied_at_once() -> None:
 
 @simulated
 async def test_a_rule_of_the_namespace_reaches_its_topics_but_not_one_that_says_otherwise() -> None:
-    host = Host(tier=LOOKING)
+    host = BrokerFixture(tier=LOOKING)
     broker, orders = await with_history(host)
     kept = await make_topic(broker, "/default/kept")
     await publish_many(kept, 50)
@@ -89,7 +89,7 @@ async def test_a_rule_of_the_namespace_reaches_its_topics_but_not_one_that_says_
 
 @simulated
 async def test_a_rule_that_another_broker_stored_is_obeyed_too() -> None:
-    host = Host(tier=LOOKING)
+    host = BrokerFixture(tier=LOOKING)
     _, orders = await with_history(host)
     policy = TopicPolicy(retention_minutes=90, max_message_size=0)
     value = json.dumps({**policy.to_json(), "retention_set": True}).encode()
@@ -100,7 +100,7 @@ async def test_a_rule_that_another_broker_stored_is_obeyed_too() -> None:
 
 @simulated
 async def test_a_restart_brings_the_configured_limits_and_leaves_the_rule_that_was_set() -> None:
-    host = Host(tier=LOOKING, policies=TopicPolicy(retention_minutes=1, max_producers_per_topic=7))
+    host = BrokerFixture(tier=LOOKING, policies=TopicPolicy(retention_minutes=1, max_producers_per_topic=7))
     broker = await host.boot()
     desk = desk_of(broker, host.config.policies)
     assert await desk.of_namespace(DEFAULT) == Rule(1, 0, "configuration")
@@ -121,7 +121,7 @@ async def test_a_restart_brings_the_configured_limits_and_leaves_the_rule_that_w
 
 @simulated
 async def test_the_rule_of_a_deleted_topic_does_not_come_back_with_its_name() -> None:
-    host = Host(tier=LOOKING)
+    host = BrokerFixture(tier=LOOKING)
     broker, orders = await with_history(host)
     await desk_of(broker).set_topic(orders, RetentionChange(minutes=1))
     await broker.topics.delete(ORDERS)

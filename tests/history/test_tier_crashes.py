@@ -22,7 +22,7 @@ from tests.harness.brokers import ORDERS, find_topic, make_topic, one_topic, sim
 from tests.harness.tiers import (
     SMALL,
     Teller,
-    TierHost,
+    TierFixture,
     all_uploaded,
     carried,
     check_stored,
@@ -37,12 +37,12 @@ CHANGES = ("put", "transact", "delete")
 FORGETFUL = TopicPolicy(retention_minutes=1)
 UNMERGED = replace(SMALL, merged_bytes=1024, descriptors_max=2)
 
-Scene: TypeAlias = Callable[[TierHost, Topic, Teller], Awaitable[None]]
+Scene: TypeAlias = Callable[[TierFixture, Topic, Teller], Awaitable[None]]
 
 pytestmark = pytest.mark.usefixtures("where")
 
 
-async def everything(host: TierHost, orders: Topic, teller: Teller) -> None:
+async def everything(host: TierFixture, orders: Topic, teller: Teller) -> None:
     """Uploads, merges, a manifest and one that replaces it, sweeps; the log is freed behind them."""
     for _ in range(7):
         await teller.tell(orders)
@@ -50,7 +50,7 @@ async def everything(host: TierHost, orders: Topic, teller: Teller) -> None:
     await asyncio.sleep(7)
 
 
-async def forgetting(host: TierHost, orders: Topic, teller: Teller) -> None:
+async def forgetting(host: TierFixture, orders: Topic, teller: Teller) -> None:
     """History in a manifest and in keys: first what the manifest names is forgotten, then some that have keys."""
     for _ in range(4):
         await teller.tell(orders)
@@ -60,23 +60,23 @@ async def forgetting(host: TierHost, orders: Topic, teller: Teller) -> None:
     await asyncio.sleep(18)
 
 
-def host_for(policies: TopicPolicy, **named: Any) -> TierHost:
-    return TierHost(UNMERGED if policies is FORGETFUL else SMALL, policies=policies, **named)
+def host_for(policies: TopicPolicy, **named: Any) -> TierFixture:
+    return TierFixture(UNMERGED if policies is FORGETFUL else SMALL, policies=policies, **named)
 
 
 @simulated
-async def number_of_calls(scene: Scene, policies: TopicPolicy, calls: list[str]) -> None:
+async def number_of_calls(setup: Scene, policies: TopicPolicy, calls: list[str]) -> None:
     host = host_for(policies)
     _, orders = await one_topic(host)
     host.trap.set(0, after=False)
-    await scene(host, orders, Teller())
+    await setup(host, orders, Teller())
     calls += host.trap.calls
 
 
-def points(scene: Scene, policies: TopicPolicy = UNLIMITED, *, all_calls: bool = False) -> list[int]:
+def points(setup: Scene, policies: TopicPolicy = UNLIMITED, *, all_calls: bool = False) -> list[int]:
     """The numbers of the calls at which to stop, and one behind the last."""
     calls: list[str] = []
-    number_of_calls(scene, policies, calls)
+    number_of_calls(setup, policies, calls)
     chosen = [number for number, name in enumerate(calls, 1) if all_calls or name in CHANGES]
     return [*chosen, len(calls) + 1]
 
@@ -84,28 +84,28 @@ def points(scene: Scene, policies: TopicPolicy = UNLIMITED, *, all_calls: bool =
 @simulated
 async def test_the_scenes_show_everything_that_can_happen() -> None:
     """Else the tests below would prove little."""
-    host = TierHost()
+    host = TierFixture()
     _, orders = await one_topic(host)
     await everything(host, orders, Teller())
     state, described = await state_of(host)
     assert state.history.manifest == "manifest-1-2.json"
     assert {"data-0-2-1-m2.parquet", "data-3-5-1-m4.parquet"} <= {each.object_id for each in described}
     assert orders.log.first_offset > 4
-    assert {"default/orders/data-2-2-1.parquet", "default/orders/manifest-1-1.json"} <= set(host.shelf.deleted)
+    assert {"default/orders/data-2-2-1.parquet", "default/orders/manifest-1-1.json"} <= set(host.object_store.deleted)
 
     host = host_for(FORGETFUL)
     _, orders = await one_topic(host)
     await forgetting(host, orders, Teller())
     state, described = await state_of(host)
     assert (orders.first_offset, orders.log.first_offset, orders.head) == (4, 4, 5)
-    assert state.history.manifest is None and host.shelf.contents["default/orders/manifest-1-2.json"]
+    assert state.history.manifest is None and host.object_store.contents["default/orders/manifest-1-2.json"]
     assert [each.object_id for each in described] == ["data-4-4-1.parquet"]
 
 
 def test_a_broker_killed_at_any_point_of_uploading_and_tidying_comes_back_with_everything() -> None:
     @simulated
     async def killed(at: int) -> None:
-        host = TierHost()
+        host = TierFixture()
         _, orders = await one_topic(host)
         teller = Teller()
         host.trap.set(at, after=False, then=host.kill)
@@ -135,7 +135,7 @@ def test_a_broker_killed_at_any_point_of_retention_has_the_old_or_the_new_beginn
         assert all(each.end > state.history.first_offset for each in state.keyed), "descriptors of forgotten objects"
         await check_stored(host)
         named = {each.object_id for each in described} | {state.history.manifest}
-        assert set(await host.shelf.names()) <= named, "objects of forgotten messages"
+        assert set(await host.object_store.names()) <= named, "objects of forgotten messages"
         told = {offset: text for offset, text in teller.told.items() if offset >= orders.first_offset}
         assert {n: text for n, text in (await read_everything(orders)).items() if n in told} == told
 
@@ -144,7 +144,7 @@ def test_a_broker_killed_at_any_point_of_retention_has_the_old_or_the_new_beginn
 
 
 def test_a_topic_deleted_and_made_again_shows_nothing_of_the_old_one_wherever_the_broker_dies() -> None:
-    async def replaced(host: TierHost, orders: Topic, teller: Teller) -> None:
+    async def replaced(host: TierFixture, orders: Topic, teller: Teller) -> None:
         topics = host.broker.topics
         await topics.delete(ORDERS)
         again = await make_topic(host.broker)
@@ -152,7 +152,7 @@ def test_a_topic_deleted_and_made_again_shows_nothing_of_the_old_one_wherever_th
             await teller.tell(again, label="new")
             await asyncio.sleep(2.0)
 
-    async def old_history(host: TierHost) -> Topic:
+    async def old_history(host: TierFixture) -> Topic:
         _, orders = await one_topic(host)
         old = Teller(seed=3)
         for _ in range(3):
@@ -162,7 +162,7 @@ def test_a_topic_deleted_and_made_again_shows_nothing_of_the_old_one_wherever_th
 
     @simulated
     async def calls_of(calls: list[str]) -> None:
-        host = TierHost()
+        host = TierFixture()
         orders = await old_history(host)
         host.trap.set(0, after=False)
         await replaced(host, orders, Teller())
@@ -170,7 +170,7 @@ def test_a_topic_deleted_and_made_again_shows_nothing_of_the_old_one_wherever_th
 
     @simulated
     async def killed(at: int) -> None:
-        host = TierHost()
+        host = TierFixture()
         orders = await old_history(host)
         teller = Teller()
         host.trap.set(at, after=False, then=host.kill)
@@ -191,7 +191,7 @@ def test_a_topic_deleted_and_made_again_shows_nothing_of_the_old_one_wherever_th
         await asyncio.sleep(20)
         described = await check_stored(host)
         state, _ = await state_of(host)
-        assert set(await host.shelf.names()) == {each.object_id for each in described} | (
+        assert set(await host.object_store.names()) == {each.object_id for each in described} | (
             {state.history.manifest} if state.history.manifest else set()
         )
         host.kill()
@@ -210,13 +210,13 @@ def test_a_topic_deleted_and_made_again_shows_nothing_of_the_old_one_wherever_th
 
 
 @simulated
-async def overtaken(scene: Scene, policies: TopicPolicy, at: int) -> None:
+async def overtaken(setup: Scene, policies: TopicPolicy, at: int) -> None:
     """Another broker claims the topic while the first is stopped at a call; then the first goes on."""
     stale = host_for(policies)
     _, orders = await one_topic(stale)
     teller = Teller()
     stale.trap.set(at, after=False)
-    await until_sprung(stale, scene(stale, orders, teller))
+    await until_sprung(stale, setup(stale, orders, teller))
     _, before = await state_of(stale)
     owner = host_for(policies, shares=stale, seed=2)
     theirs = await find_topic(await owner.boot())
@@ -241,14 +241,14 @@ async def overtaken(scene: Scene, policies: TopicPolicy, at: int) -> None:
 
 @pytest.mark.parametrize("all_calls", [False, pytest.param(True, marks=pytest.mark.long)], ids=["some", "all"])
 @pytest.mark.parametrize(
-    ("scene", "policies"), [(everything, UNLIMITED), (forgetting, FORGETFUL)], ids=["tidying", "retention"]
+    ("setup", "policies"), [(everything, UNLIMITED), (forgetting, FORGETFUL)], ids=["tidying", "retention"]
 )
 def test_an_owner_that_was_overtaken_in_the_middle_of_anything_changes_nothing_and_deletes_nothing_described(
-    scene: Scene, policies: TopicPolicy, all_calls: bool
+    setup: Scene, policies: TopicPolicy, all_calls: bool
 ) -> None:
-    chosen = points(scene, policies, all_calls=all_calls)
+    chosen = points(setup, policies, all_calls=all_calls)
     for at in chosen if all_calls else chosen[::2]:
-        overtaken(scene, policies, at)
+        overtaken(setup, policies, at)
 
 
 # --- writes of our own that were given up ---------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_an_owner_that_was_overtaken_in_the_middle_of_anything_changes_nothing_a
 class LateWrites:
     """Takes a topic's changes of descriptors on their way to the metadata store, and lets them arrive when told to."""
 
-    def __init__(self, host: TierHost) -> None:
+    def __init__(self, host: TierFixture) -> None:
         self._transact = host.metadata.transact
         self.flying: list[tuple[Sequence[Compare], Sequence[Put | Delete]]] = []
         self.hold = True
@@ -275,7 +275,7 @@ class LateWrites:
         return [await self._transact(*each) is not None for each in flying]
 
 
-async def given_up(host: TierHost, orders: Topic) -> LateWrites:
+async def given_up(host: TierFixture, orders: Topic) -> LateWrites:
     """An upload that is cancelled while its descriptor is on its way: a move that is called off does that."""
     late = LateWrites(host)
     uploading = asyncio.ensure_future(carried(orders).uploads.upload(orders.log))
@@ -289,7 +289,7 @@ async def given_up(host: TierHost, orders: Topic) -> LateWrites:
 
 @simulated
 async def test_a_descriptor_that_was_given_up_and_comes_late_does_not_undo_what_was_done_since() -> None:
-    host = TierHost(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9))
+    host = TierFixture(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9))
     _, orders = await one_topic(host)
     teller = Teller()
     found = carried(orders)
@@ -308,7 +308,7 @@ async def test_a_descriptor_that_was_given_up_and_comes_late_does_not_undo_what_
 
 @simulated
 async def test_a_descriptor_that_was_given_up_and_arrives_all_the_same_is_believed() -> None:
-    host = TierHost(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9, garbage_seconds=0.0))
+    host = TierFixture(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9, garbage_seconds=0.0))
     _, orders = await one_topic(host)
     found = carried(orders)
     await Teller().tell(orders)
@@ -323,7 +323,7 @@ async def test_a_descriptor_that_was_given_up_and_arrives_all_the_same_is_believ
 
 @simulated
 async def test_a_descriptor_that_was_given_up_does_not_come_back_to_an_object_that_was_swept() -> None:
-    host = TierHost(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9, garbage_seconds=0.0))
+    host = TierFixture(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9, garbage_seconds=0.0))
     _, orders = await one_topic(host)
     await Teller().tell(orders)
     late = await given_up(host, orders)
@@ -334,7 +334,7 @@ async def test_a_descriptor_that_was_given_up_does_not_come_back_to_an_object_th
 
 @simulated
 async def test_a_late_write_that_arrives_between_reading_anew_and_the_next_change_is_found() -> None:
-    host = TierHost(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9))
+    host = TierFixture(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9))
     _, orders = await one_topic(host)
     teller = Teller()
     found = carried(orders)
@@ -353,7 +353,7 @@ async def test_a_late_write_that_arrives_between_reading_anew_and_the_next_chang
 @simulated
 async def test_a_descriptor_in_flight_while_its_topic_is_deleted_does_not_outlive_it() -> None:
     """It arrives behind the back of the deletion, which has listed what there is to delete."""
-    host = TierHost(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9))
+    host = TierFixture(replace(SMALL, upload_seconds=1e9, sweep_seconds=1e9))
     broker, orders = await one_topic(host)
     await Teller().tell(orders, label="old")
     late = await given_up(host, orders)

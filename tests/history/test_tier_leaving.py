@@ -25,7 +25,7 @@ from tests.harness.tiers import (
     SMALL,
     STILL,
     Teller,
-    TierHost,
+    TierFixture,
     all_uploaded,
     carried,
     check_stored,
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("where")
 
 @simulated
 async def test_history_that_is_too_old_leaves_both_tiers_and_the_newest_stays() -> None:
-    host = TierHost(replace(SMALL, local=Retention()), policies=TopicPolicy(retention_minutes=60))
+    host = TierFixture(replace(SMALL, local=Retention()), policies=TopicPolicy(retention_minutes=60))
     _, orders = await one_topic(host)
     teller = Teller()
     for _ in range(3):
@@ -55,7 +55,7 @@ async def test_history_that_is_too_old_leaves_both_tiers_and_the_newest_stays() 
     assert await read_everything(orders) == {n: text for n, text in teller.told.items() if n >= 2}
     await asyncio.sleep(2 * HOUR)
     assert (orders.first_offset, orders.head) == (6, 6)
-    assert await host.shelf.names() == []
+    assert await host.object_store.names() == []
     assert await check_stored(host) == []
     await teller.tell(orders)
     assert await read_everything(orders, name="later") == {6: teller.told[6]}
@@ -63,7 +63,7 @@ async def test_history_that_is_too_old_leaves_both_tiers_and_the_newest_stays() 
 
 @simulated
 async def test_history_that_is_too_much_leaves_oldest_first() -> None:
-    host = TierHost(SMALL, policies=TopicPolicy(retention_mb=1))
+    host = TierFixture(SMALL, policies=TopicPolicy(retention_mb=1))
     _, orders = await one_topic(host)
     teller = Teller(size=100 * KIB)
     for _ in range(15):
@@ -77,10 +77,10 @@ async def test_history_that_is_too_much_leaves_oldest_first() -> None:
 
 @simulated
 async def test_first_offset_moves_before_descriptors_go_and_they_go_before_objects() -> None:
-    host = TierHost(replace(SMALL, merged_bytes=KIB, descriptors_max=2), policies=TopicPolicy(retention_minutes=1))
+    host = TierFixture(replace(SMALL, merged_bytes=KIB, descriptors_max=2), policies=TopicPolicy(retention_minutes=1))
     _, orders = await one_topic(host)
     seen: list[str] = []
-    delete, transact = host.shelf.delete, host.metadata.transact
+    delete, transact = host.object_store.delete, host.metadata.transact
 
     async def deleting(key: str) -> None:
         if "/data-" in key:
@@ -98,7 +98,7 @@ async def test_first_offset_moves_before_descriptors_go_and_they_go_before_objec
         return await transact(compares, operations)
 
     await tell_and_upload(orders, Teller(), 5)
-    host.shelf.delete = deleting  # type: ignore[method-assign]
+    host.object_store.delete = deleting  # type: ignore[method-assign]
     host.metadata.transact = changing  # type: ignore[method-assign]
     await asyncio.sleep(90)
     assert seen.count("descriptor") >= 1 and seen.count("object") == 5
@@ -106,7 +106,7 @@ async def test_first_offset_moves_before_descriptors_go_and_they_go_before_objec
 
 @simulated
 async def test_a_clock_that_jumps_a_day_deletes_nothing() -> None:
-    host = TierHost(SMALL, policies=TopicPolicy(retention_minutes=60))
+    host = TierFixture(SMALL, policies=TopicPolicy(retention_minutes=60))
     _, orders = await one_topic(host)
     teller = Teller()
     await teller.tell(orders, 3)
@@ -122,7 +122,7 @@ async def test_a_clock_that_jumps_a_day_deletes_nothing() -> None:
 
 @simulated
 async def test_a_clock_that_jumps_a_day_frees_nothing_of_the_log() -> None:
-    host = TierHost(replace(SMALL, local=Retention(seconds=HOUR)))
+    host = TierFixture(replace(SMALL, local=Retention(seconds=HOUR)))
     _, orders = await one_topic(host)
     for _ in range(3):
         await Teller().tell(orders)
@@ -135,7 +135,7 @@ async def test_a_clock_that_jumps_a_day_frees_nothing_of_the_log() -> None:
 
 @simulated
 async def test_messages_published_while_the_clock_was_ahead_are_kept_longer_not_shorter() -> None:
-    host = TierHost(SMALL, policies=TopicPolicy(retention_minutes=60))
+    host = TierFixture(SMALL, policies=TopicPolicy(retention_minutes=60))
     _, orders = await one_topic(host)
     host.clock.jump(24 * HOUR)
     await Teller().tell(orders)
@@ -149,14 +149,14 @@ async def test_messages_published_while_the_clock_was_ahead_are_kept_longer_not_
 
 @simulated
 async def test_only_what_is_in_the_store_leaves_the_disk() -> None:
-    host = TierHost(replace(SMALL, merged_bytes=KIB))
+    host = TierFixture(replace(SMALL, merged_bytes=KIB))
     _, orders = await one_topic(host)
     teller = Teller()
     await teller.tell(orders, 3)
-    host.shelf.away = True
+    host.object_store.away = True
     await asyncio.sleep(60)
     assert orders.log.first_offset == 0
-    host.shelf.away = False
+    host.object_store.away = False
     await asyncio.sleep(40)
     assert orders.log.first_offset == 2
 
@@ -165,24 +165,24 @@ async def test_only_what_is_in_the_store_leaves_the_disk() -> None:
 async def test_a_described_object_that_is_not_there_keeps_its_messages_on_the_disk(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     _, orders = await one_topic(host)
     teller = Teller()
     for _ in range(3):
         await teller.tell(orders)
         await asyncio.sleep(2)
-    data = await host.shelf.get("default/orders/data-1-1-1.parquet")
-    await host.shelf.put("default/orders/data-1-1-1.parquet", [data[:-1]])
+    data = await host.object_store.get("default/orders/data-1-1-1.parquet")
+    await host.object_store.put("default/orders/data-1-1-1.parquet", [data[:-1]])
     assert await carried(orders).maintenance.free(orders.log, 10**18) == 1
     assert "described object is not in the store" in [record.message for record in caplog.records]
-    await host.shelf.put("default/orders/data-1-1-1.parquet", [data])
+    await host.object_store.put("default/orders/data-1-1-1.parquet", [data])
     assert await carried(orders).maintenance.free(orders.log, 10**18) == 2
 
 
 @simulated
 async def test_the_log_is_freed_across_a_gap_that_no_object_fills() -> None:
     """The end of the log was lost once, so offsets were skipped; that is no reason to keep it for ever."""
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     _, orders = await one_topic(host)
     teller = Teller()
     await teller.tell(orders, 2)
@@ -200,7 +200,7 @@ async def test_the_log_is_freed_across_a_gap_that_no_object_fills() -> None:
 
 @simulated
 async def test_a_topic_that_closes_while_its_log_is_being_freed_is_opened_whole() -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     broker, orders = await one_topic(host)
     teller = Teller()
     await teller.tell(orders, 6)
@@ -229,7 +229,7 @@ async def test_a_topic_that_closes_while_its_log_is_being_freed_is_opened_whole(
 
 @simulated
 async def test_only_undescribed_objects_of_this_or_an_older_epoch_that_is_no_orphans_are_swept() -> None:
-    host = TierHost(replace(STILL, garbage_seconds=5.0))
+    host = TierFixture(replace(STILL, garbage_seconds=5.0))
     _, orders = await one_topic(host)
     await Teller().tell(orders)
     await asyncio.sleep(3)
@@ -240,8 +240,8 @@ async def test_only_undescribed_objects_of_this_or_an_older_epoch_that_is_no_orp
     mine, older = object_name(7, 8, 2, attempt=1), object_name(7, 8, 1)
     strangers = {object_name(7, 8, 3), "notes.txt", "data-7-8.parquet", "manifest-9-1.json"}
     for name in {mine, older, "manifest-1-7.json", *strangers}:
-        await host.shelf.put(f"default/orders/{name}", [b"x"])
-    await host.shelf.put(f"default/orders-other/{mine}", [b"x"])
+        await host.object_store.put(f"default/orders/{name}", [b"x"])
+    await host.object_store.put(f"default/orders-other/{mine}", [b"x"])
     assert await found.maintenance.sweep() == []
     await asyncio.sleep(6)
     assert await found.maintenance.sweep() == [mine]
@@ -251,22 +251,24 @@ async def test_only_undescribed_objects_of_this_or_an_older_epoch_that_is_no_orp
     assert sorted(await found.maintenance.sweep()) == [older, "manifest-1-7.json"]
     await asyncio.sleep(60)
     assert await found.maintenance.sweep() == []
-    assert set(await host.shelf.names()) == {"data-0-0-1.parquet", *strangers}
-    assert [info.key async for info in host.shelf.list("default/orders-other/")] == [f"default/orders-other/{mine}"]
+    assert set(await host.object_store.names()) == {"data-0-0-1.parquet", *strangers}
+    assert [info.key async for info in host.object_store.list("default/orders-other/")] == [
+        f"default/orders-other/{mine}"
+    ]
 
 
 @simulated
 async def test_a_deleted_topic_leaves_nothing_in_the_store() -> None:
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     broker, orders = await one_topic(host)
     other = await make_topic(broker, "/default/orders-2")
     for _ in range(4):
         await Teller().tell(orders)
         await Teller().tell(other)
         await asyncio.sleep(1.5)
-    assert await read_snapshot(host.shelf, "default/orders/") is not None
+    assert await read_snapshot(host.object_store, "default/orders/") is not None
     await broker.topics.delete(ORDERS)
-    assert [info.key async for info in host.shelf.list("default/orders/")] == []
+    assert [info.key async for info in host.object_store.list("default/orders/")] == []
     assert await check_stored(host, "/default/orders-2") != []
     left = await host.metadata.list(keys.below_storage(ORDERS))
     assert [item.key for item in left] == [keys.owner(ORDERS)]
@@ -274,17 +276,17 @@ async def test_a_deleted_topic_leaves_nothing_in_the_store() -> None:
 
 @simulated
 async def test_objects_of_a_deleted_topic_that_the_store_kept_are_swept_when_the_name_is_used_again() -> None:
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     broker, orders = await one_topic(host)
     await Teller().tell(orders)
     await asyncio.sleep(3)
-    host.shelf.away = True
+    host.object_store.away = True
     await broker.topics.delete(ORDERS)
-    host.shelf.away = False
-    assert await host.shelf.names() == ["data-0-0-1.parquet"]
+    host.object_store.away = False
+    assert await host.object_store.names() == ["data-0-0-1.parquet"]
     again = await make_topic(broker)
     teller = Teller(seed=5)
     await teller.tell(again)
     await asyncio.sleep(30)
-    assert await host.shelf.names() == ["data-0-0-2.parquet"]
+    assert await host.object_store.names() == ["data-0-0-2.parquet"]
     assert await read_everything(again) == teller.told

@@ -42,7 +42,7 @@ from tests.harness.tiers import (
     SMALL,
     STILL,
     Teller,
-    TierHost,
+    TierFixture,
     all_uploaded,
     carried,
     caught_up,
@@ -56,7 +56,7 @@ from tests.harness.tiers import (
 KINDS = [Kind.EXCLUSIVE, Kind.SHARED, Kind.FAILOVER, Kind.KEY_SHARED]
 
 
-async def history(host: TierHost, objects: int = 4, count: int = 2, size: int = 4 * KIB) -> tuple[Topic, Teller]:
+async def history(host: TierFixture, objects: int = 4, count: int = 2, size: int = 4 * KIB) -> tuple[Topic, Teller]:
     """A topic of which only the newest message is on the disk, and none in memory."""
     _, orders = await one_topic(host)
     teller = Teller(size=size)
@@ -78,7 +78,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @simulated
 async def test_every_kind_of_subscription_reads_from_the_cloud_and_goes_on_with_the_log(kind: Kind) -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, teller = await history(host)
     stream = await consume(orders, SUB, kind, start=0, acks=True)
     await caught_up(stream)
@@ -92,7 +92,7 @@ async def test_every_kind_of_subscription_reads_from_the_cloud_and_goes_on_with_
 
 @simulated
 async def test_keys_attributes_times_and_names_come_back_from_the_cloud() -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     _, orders = await one_topic(host)
     producer = await orders.add_producer("producer")
     sent = [
@@ -112,7 +112,7 @@ async def test_keys_attributes_times_and_names_come_back_from_the_cloud() -> Non
 
 @simulated
 async def test_a_native_reader_gets_batches_from_the_cloud() -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, teller = await history(host)
     found = await orders.batches(3, 7, 1 << 20)
     rows = [
@@ -127,7 +127,7 @@ async def test_a_native_reader_gets_batches_from_the_cloud() -> None:
 @simulated
 async def test_a_message_read_from_the_log_first_and_from_the_cloud_later_is_the_same() -> None:
     """What was decoded of a batch of the log is not taken for the cloud tier's longer batch at the same offset."""
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     with small_wal(cache_bytes=KIB):
         _, orders = await one_topic(host)
     teller = Teller(size=300)
@@ -144,22 +144,22 @@ async def test_a_message_read_from_the_log_first_and_from_the_cloud_later_is_the
 def test_the_stream_is_unbroken_whatever_happens_in_between() -> None:
     """Slow readers of every kind, while messages come, are uploaded, merged, freed and forgotten: from seeds."""
 
-    async def scene(seed: int) -> None:
-        dice = Random(seed)
-        host = TierHost(replace(SMALL, upload_seconds=1.0), unacked_max=3)
+    async def setup(seed: int) -> None:
+        rng = Random(seed)
+        host = TierFixture(replace(SMALL, upload_seconds=1.0), unacked_max=3)
         _, orders = await one_topic(host)
         teller = Teller(seed, size=3 * KIB)
         await teller.tell(orders, 3)
         streams = [await consume(orders, f"sub {kind.value}", kind, start=0) for kind in KINDS]
         acking = [asyncio.ensure_future(slowly(stream, Random(seed + number))) for number, stream in enumerate(streams)]
         for _ in range(12):
-            await teller.tell(orders, dice.randrange(1, 4))
-            await asyncio.sleep(dice.random() * 2.5)
-            if dice.random() < 0.2:
-                host.shelf.away = True
-            elif dice.random() < 0.6:
-                host.shelf.away = False
-        host.shelf.away = False
+            await teller.tell(orders, rng.randrange(1, 4))
+            await asyncio.sleep(rng.random() * 2.5)
+            if rng.random() < 0.2:
+                host.object_store.away = True
+            elif rng.random() < 0.6:
+                host.object_store.away = False
+        host.object_store.away = False
         for stream in streams:
             await caught_up(stream, 300)
             assert dict(zip(stream.offsets, stream.texts, strict=True)) == teller.told
@@ -173,23 +173,23 @@ def test_the_stream_is_unbroken_whatever_happens_in_between() -> None:
 
     for seed in range(6):
         with small_wal(cache_bytes=4 * KIB):
-            run(scene(seed), seed)
+            run(setup(seed), seed)
 
 
-async def slowly(stream: Stream, dice: Random) -> None:
+async def slowly(stream: Stream, rng: Random) -> None:
     """Acknowledges what came, after a while."""
     done = 0
     while True:
-        await asyncio.sleep(dice.random() * 0.8)
+        await asyncio.sleep(rng.random() * 0.8)
         for arrival in stream.arrivals[done:]:
             stream.subscription.ack(arrival.delivered.offset)
             done += 1
 
 
 def test_readers_behind_retention_lose_what_is_forgotten_and_nothing_else() -> None:
-    async def scene(seed: int) -> None:
-        dice = Random(seed)
-        host = TierHost(SMALL, unacked_max=2, policies=TopicPolicy(retention_minutes=1))
+    async def setup(seed: int) -> None:
+        rng = Random(seed)
+        host = TierFixture(SMALL, unacked_max=2, policies=TopicPolicy(retention_minutes=1))
         _, orders = await one_topic(host)
         teller = Teller(seed, size=KIB)
         await teller.tell(orders, 5)
@@ -197,7 +197,7 @@ def test_readers_behind_retention_lose_what_is_forgotten_and_nothing_else() -> N
         acking = asyncio.ensure_future(slowly(stream, Random(seed)))
         for _ in range(8):
             await teller.tell(orders, 8)
-            await asyncio.sleep(dice.random() * 25)
+            await asyncio.sleep(rng.random() * 25)
         await caught_up(stream, 300)
         acking.cancel()
         assert stream.offsets == sorted(set(stream.offsets)), "out of order, or twice"
@@ -208,7 +208,7 @@ def test_readers_behind_retention_lose_what_is_forgotten_and_nothing_else() -> N
 
     for seed in range(4):
         with small_wal(cache_bytes=4 * KIB):
-            run(scene(seed), seed)
+            run(setup(seed), seed)
 
 
 # --- objects that cannot be read ----------------------------------------------------------------------------
@@ -219,20 +219,20 @@ def test_readers_behind_retention_lose_what_is_forgotten_and_nothing_else() -> N
 async def test_an_object_that_cannot_be_read_stops_who_reads_it_until_it_is_back(
     harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, teller = await history(host, objects=4)
     other = await make_topic(host.broker, "/default/other")
     key = "default/orders/data-4-5-1.parquet"
-    data = await host.shelf.get(key)
+    data = await host.object_store.get(key)
     if harm == "missing":
-        await host.shelf.delete(key)
+        await host.object_store.delete(key)
     else:
         broken = {
             "a flipped byte": flipped(data, 100),
             "a flipped byte in its footer": flipped(data, len(data) - 50),
             "cut short": data[:-1],
         }[harm]
-        await host.shelf.put(key, [broken])
+        await host.object_store.put(key, [broken])
     stopped = await consume(orders, "stopped", Kind.EXCLUSIVE, start=0, acks=True)
     beyond = await consume(orders, "beyond", Kind.SHARED, start=6, acks=True)
     elsewhere = await consume(other, "elsewhere", Kind.SHARED, start=0, acks=True)
@@ -246,7 +246,7 @@ async def test_an_object_that_cannot_be_read_stops_who_reads_it_until_it_is_back
     assert said and all(key in str(record.__dict__["why"]) for record in said)
     errors = host.broker.telemetry.cloud.errors.value
     assert 2 <= errors <= 10, "it is asked for every few seconds"
-    await host.shelf.put(key, [data])
+    await host.object_store.put(key, [data])
     await asyncio.sleep(10)
     assert stopped.offsets == list(range(8))
     assert key not in stopped.subscription.explain()
@@ -256,88 +256,88 @@ async def test_an_object_that_cannot_be_read_stops_who_reads_it_until_it_is_back
 @simulated
 async def test_what_lies_behind_an_object_that_cannot_be_read_does_not_come_before_it() -> None:
     """Also when something in between was acknowledged, so that one order to send names several ranges."""
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, teller = await history(host)
     first = await consume(orders, SUB, Kind.EXCLUSIVE, start=0)
     await asyncio.sleep(1)
     first.ack(2, 3)
     orders = await find_topic(await host.restart())
     key = "default/orders/data-0-1-1.parquet"
-    data = await host.shelf.get(key)
-    await host.shelf.delete(key)
+    data = await host.object_store.get(key)
+    await host.object_store.delete(key)
     stream = await consume(orders, SUB, Kind.EXCLUSIVE, acks=True)
     await teller.tell(orders)
     await asyncio.sleep(20)
     assert stream.offsets == []
-    await host.shelf.put(key, [data])
+    await host.object_store.put(key, [data])
     await caught_up(stream)
     assert stream.offsets == [0, 1, 4, 5, 6, 7, 8]
 
 
 @simulated
 async def test_another_object_under_the_right_name_is_not_read() -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, _ = await history(host)
     assert orders.storage is not None
-    other = await host.shelf.get("default/orders/data-2-3-1.parquet")
-    await host.shelf.put("default/orders/data-4-5-1.parquet", [other])
+    other = await host.object_store.get("default/orders/data-2-3-1.parquet")
+    await host.object_store.put("default/orders/data-4-5-1.parquet", [other])
     with pytest.raises(ObjectDamaged, match="data-4-5-1"):
         await orders.rows(4, 6)
 
 
 @simulated
 async def test_while_the_store_is_away_readers_of_history_wait_and_nothing_is_skipped() -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, teller = await history(host)
-    host.shelf.away = True
+    host.object_store.away = True
     stream = await consume(orders, SUB, Kind.EXCLUSIVE, start=0, acks=True)
     late = await consume(orders, "latest", Kind.EXCLUSIVE, acks=True)
     await teller.tell(orders)
     await asyncio.sleep(60)
     assert stream.offsets == [] and late.offsets == [8]
     assert "away" in stream.subscription.explain()
-    host.shelf.away = False
+    host.object_store.away = False
     await asyncio.sleep(10)
     assert stream.offsets == list(range(9))
 
 
 @simulated
 async def test_while_the_manifest_cannot_be_read_nothing_in_it_is_taken_for_a_gap() -> None:
-    host = TierHost(replace(SMALL, merged_bytes=KIB))
+    host = TierFixture(replace(SMALL, merged_bytes=KIB))
     orders, teller = await history(host, objects=5)
     state, _ = await state_of(host)
     assert len(state.keyed) == 1 and state.history.manifest
     host.kill()
     manifest = f"default/orders/{state.history.manifest}"
-    data = await host.shelf.get(manifest)
+    data = await host.object_store.get(manifest)
     orders = await find_topic(await host.boot())
     for broken in (None, data.replace(b'"start_offset": 2', b'"start_offset": 3'), b"{}"):
-        await host.shelf.delete(manifest)
+        await host.object_store.delete(manifest)
         if broken is not None:
-            await host.shelf.put(manifest, [broken])
+            await host.object_store.put(manifest, [broken])
         with pytest.raises(ObjectDamaged, match="manifest"):
             await orders.rows(2, 4)
-    await host.shelf.put(manifest, [data])
+    await host.object_store.put(manifest, [data])
     assert await read_everything(orders) == teller.told
 
 
 @simulated
 async def test_an_object_that_is_merged_away_under_a_reader_is_found_in_the_merged_one() -> None:
-    host = TierHost(replace(STILL, garbage_seconds=0.0))
+    host = TierFixture(replace(STILL, garbage_seconds=0.0))
     orders, teller = await history(host)
     found = carried(orders)
     assert orders.storage is not None
     await orders.rows(0, 1)  # its footer is known
-    get_range = host.shelf.get_range
+    get_range = host.object_store.get_range
 
     async def merging(key: str, position: int, length: int) -> bytes:
-        host.shelf.get_range = get_range  # type: ignore[method-assign]
+        host.object_store.get_range = get_range  # type: ignore[method-assign]
         found.tier.config = replace(SMALL, garbage_seconds=0.0)
         assert await found.maintenance.merge() is not None
         await found.maintenance.sweep()
         return await get_range(key, position, length)
 
-    host.shelf.get_range = merging  # type: ignore[method-assign]
+    host.object_store.get_range = merging  # type: ignore[method-assign]
     rows = await orders.rows(2, 4)
     assert [(offset, each.payload.decode()) for offset, each in rows] == [(n, teller.told[n]) for n in (2, 3)]
     assert host.broker.telemetry.cloud.errors.value == 0
@@ -345,14 +345,14 @@ async def test_an_object_that_is_merged_away_under_a_reader_is_found_in_the_merg
 
 @simulated
 async def test_descriptors_that_move_to_the_manifest_while_somebody_reads_it_are_not_lost() -> None:
-    host = TierHost(replace(STILL, merged_bytes=KIB, descriptors_max=2, descriptors_moved=1))
+    host = TierFixture(replace(STILL, merged_bytes=KIB, descriptors_max=2, descriptors_moved=1))
     _, orders = await one_topic(host)
     teller = Teller()
     await tell_and_upload(orders, teller, 4)
     host.kill()
     orders = await find_topic(await host.boot())
     found = carried(orders)
-    get = host.shelf.get
+    get = host.object_store.get
     slow = asyncio.Event()
 
     async def slowly_reading(key: str) -> bytes:
@@ -362,13 +362,13 @@ async def test_descriptors_that_move_to_the_manifest_while_somebody_reads_it_are
             await asyncio.sleep(5)
         return data
 
-    host.shelf.get = slowly_reading  # type: ignore[method-assign]
+    host.object_store.get = slowly_reading  # type: ignore[method-assign]
     reading = asyncio.ensure_future(found.tier.load_manifest())
     await slow.wait()
     await tell_and_upload(orders, teller)  # another descriptor moves, by another reading of the manifest
     await reading
     assert list(await found.tier.load_manifest()) == await check_stored(host)
-    host.shelf.get = get  # type: ignore[method-assign]
+    host.object_store.get = get  # type: ignore[method-assign]
     await carried(orders).maintenance.free(orders.log, 10**18)
     assert await read_everything(orders) == teller.told
 
@@ -376,7 +376,7 @@ async def test_descriptors_that_move_to_the_manifest_while_somebody_reads_it_are
 # --- the log and the cloud help each other ------------------------------------------------------------------
 
 
-async def damage_log(host: TierHost, orders: Topic, offset: int) -> None:
+async def damage_log(host: TierFixture, orders: Topic, offset: int) -> None:
     segment = orders.log.segment_for(offset)
     place = segment.start + 300
     data = await host.disk.read(segment.path, place, 1)
@@ -385,7 +385,7 @@ async def damage_log(host: TierHost, orders: Topic, offset: int) -> None:
 
 @simulated
 async def test_what_is_damaged_in_the_log_is_read_from_the_cloud() -> None:
-    host = TierHost(replace(STILL, local=Retention()))
+    host = TierFixture(replace(STILL, local=Retention()))
     _, orders = await one_topic(host)
     teller = Teller()
     await tell_and_upload(orders, teller, 4)
@@ -400,7 +400,7 @@ async def test_what_is_damaged_in_the_log_is_read_from_the_cloud() -> None:
 @pytest.mark.parametrize("harm", ["flipped", "removed"])
 @simulated
 async def test_what_is_damaged_in_the_log_and_nowhere_else_is_not_skipped(harm: str) -> None:
-    host = TierHost(replace(STILL, upload_seconds=1e9))
+    host = TierFixture(replace(STILL, upload_seconds=1e9))
     _, orders = await one_topic(host)
     await Teller().tell(orders, 4)
     (await consume(orders, SUB, Kind.EXCLUSIVE, start=0)).leave()
@@ -424,23 +424,23 @@ async def test_what_is_damaged_in_the_log_and_nowhere_else_is_not_skipped(harm: 
 def test_a_start_at_a_time_is_the_smallest_kept_offset_published_then_or_later() -> None:
     """Publish times go up and down. Objects, merged objects, the log alone and both are asked for every time."""
 
-    async def scene(seed: int) -> None:
-        dice = Random(seed)
-        host = TierHost(replace(STILL, merged_bytes=64 * KIB if seed % 2 else KIB, descriptors_max=3))
+    async def setup(seed: int) -> None:
+        rng = Random(seed)
+        host = TierFixture(replace(STILL, merged_bytes=64 * KIB if seed % 2 else KIB, descriptors_max=3))
         _, orders = await one_topic(host)
         producer = await orders.add_producer("producer")
         times: list[int] = []
         zero = 1_704_067_200_000_000
         for _ in range(6):
-            for _ in range(dice.randrange(1, 6)):
-                times.append(zero + dice.randrange(12))
+            for _ in range(rng.randrange(1, 6)):
+                times.append(zero + rng.randrange(12))
                 await orders.publish(producer, message("x" * 3000)._replace(publish_time=times[-1]))
-            if dice.random() < 0.8:
+            if rng.random() < 0.8:
                 await all_uploaded(orders)
-            if dice.random() < 0.5:
+            if rng.random() < 0.5:
                 await carried(orders).maintenance.free(orders.log, 10**18)
-            if dice.random() < 0.3 and len(carried(orders).tier.objects) > 1:
-                await carried(orders).maintenance.move_first_offset(dice.randrange(len(times)))
+            if rng.random() < 0.3 and len(carried(orders).tier.objects) > 1:
+                await carried(orders).maintenance.move_first_offset(rng.randrange(len(times)))
             first = orders.first_offset
             for wanted in range(zero - 1, zero + 14):
                 expected = next((n for n, t in enumerate(times) if n >= first and t >= wanted), orders.head)
@@ -448,23 +448,23 @@ def test_a_start_at_a_time_is_the_smallest_kept_offset_published_then_or_later()
 
     for seed in range(12):
         with small_wal():
-            run(scene(seed), seed, shuffled=False)
+            run(setup(seed), seed, shuffled=False)
 
 
 @simulated
 async def test_a_time_that_the_log_knows_is_found_while_the_store_is_away() -> None:
-    host = TierHost(replace(STILL, local=Retention()))
+    host = TierFixture(replace(STILL, local=Retention()))
     _, orders = await one_topic(host)
     await tell_and_upload(orders, Teller(), 3)
-    host.shelf.away = True
+    host.object_store.away = True
     assert await orders.offset_at(0) == 0
 
 
 @simulated
 async def test_a_missing_object_is_named_when_a_time_is_looked_up() -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, _ = await history(host)
-    await host.shelf.delete("default/orders/data-0-1-1.parquet")
+    await host.object_store.delete("default/orders/data-0-1-1.parquet")
     with pytest.raises(ObjectDamaged, match="data-0-1-1"):
         await orders.offset_at(0)
 
@@ -475,7 +475,7 @@ async def test_a_missing_object_is_named_when_a_time_is_looked_up() -> None:
 @pytest.mark.parametrize("connected", [True, False])
 @simulated
 async def test_a_subscription_behind_the_first_offset_goes_on_there_counted_and_explained(connected: bool) -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, _ = await history(host, objects=5)
     stream = await consume(orders, SUB, Kind.EXCLUSIVE, start=0)
     await asyncio.sleep(1)
@@ -526,15 +526,15 @@ class Counting(MemoryObjectStore):
             self.running -= 1
 
 
-async def reader_of(host: TierHost, orders: Topic, cache_bytes: int = CACHE_BYTES) -> tuple[CloudReader, Counting]:
-    store = Counting(host.shelf, host.clock)
+async def reader_of(host: TierFixture, orders: Topic, cache_bytes: int = CACHE_BYTES) -> tuple[CloudReader, Counting]:
+    store = Counting(host.object_store, host.clock)
     reader = CloudReader(store, host.clock, host.work, host.broker.telemetry.cloud, cache_bytes=cache_bytes)
     return reader, store
 
 
 @simulated
 async def test_what_is_cached_is_bounded_and_what_is_fetched_is_shared(small_groups: None) -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, _ = await history(host, objects=2, count=12, size=4 * KIB)
     tier = carried(orders).tier
     reader, store = await reader_of(host, orders, cache_bytes=40 * KIB)
@@ -553,7 +553,7 @@ async def test_what_is_cached_is_bounded_and_what_is_fetched_is_shared(small_gro
 
 @simulated
 async def test_the_next_row_group_and_the_next_object_are_fetched_ahead(small_groups: None) -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, _ = await history(host, objects=2, count=6, size=4 * KIB)
     tier = carried(orders).tier
     reader, store = await reader_of(host, orders)
@@ -580,7 +580,7 @@ async def test_the_next_row_group_and_the_next_object_are_fetched_ahead(small_gr
 
 @simulated
 async def test_a_reader_that_waits_for_a_row_group_has_the_next_one_fetched_meanwhile(small_groups: None) -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, _ = await history(host, objects=1, count=12, size=4 * KIB)
     tier = carried(orders).tier
     reader, store = await reader_of(host, orders)
@@ -599,7 +599,7 @@ async def test_a_slow_reader_fetches_nothing_twice_though_two_row_groups_fill_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(parquet_write, "ROW_GROUP_BYTES", 64 * KIB)
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, _ = await history(host, objects=2, count=24)
     tier = carried(orders).tier
     reader, store = await reader_of(host, orders, cache_bytes=140 * KIB)
@@ -620,7 +620,7 @@ async def test_a_slow_reader_fetches_nothing_twice_though_two_row_groups_fill_th
 
 @simulated
 async def test_a_fetch_ahead_that_fails_harms_nobody(small_groups: None) -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, teller = await history(host, objects=3, count=6, size=4 * KIB)
     tier = carried(orders).tier
     reader, store = await reader_of(host, orders)
@@ -652,7 +652,7 @@ async def test_a_fetch_ahead_that_fails_harms_nobody(small_groups: None) -> None
 
 @simulated
 async def test_closing_ends_what_is_being_fetched() -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     orders, _ = await history(host)
     reader, _ = await reader_of(host, orders)
     reading = asyncio.ensure_future(reader.read(carried(orders).tier, 0, 1))

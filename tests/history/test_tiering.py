@@ -24,7 +24,7 @@ from pydanube.history.snapshots import read_snapshot
 from pydanube.ports import Compare, Delete, Item, Put, Write
 from tests.harness.brokers import (
     ORDERS,
-    Host,
+    BrokerFixture,
     consume,
     find_topic,
     numbers,
@@ -39,7 +39,7 @@ from tests.harness.tiers import (
     SMALL,
     STILL,
     Teller,
-    TierHost,
+    TierFixture,
     all_uploaded,
     carried,
     check_stored,
@@ -65,7 +65,7 @@ pytestmark = pytest.mark.usefixtures("where")
 
 @simulated
 async def test_committed_messages_are_in_the_object_store_after_the_interval() -> None:
-    host = Host(tier=QUICK)
+    host = BrokerFixture(tier=QUICK)
     _, orders = await one_topic(host)
     await publish_many(orders, 50)
     await asyncio.sleep(29)
@@ -80,7 +80,7 @@ async def test_as_much_as_an_object_is_uploaded_without_waiting_for_the_interval
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(uploads_module, "UPLOAD_READ_BYTES", 1)
-    host = TierHost(replace(STILL, upload_seconds=1e6, object_bytes=128 * KIB))
+    host = TierFixture(replace(STILL, upload_seconds=1e6, object_bytes=128 * KIB))
     _, orders = await one_topic(host)
     teller = Teller(size=8 * KIB)
     await teller.tell(orders, 7)
@@ -99,7 +99,7 @@ async def test_what_is_less_than_an_object_waits_for_its_interval_and_not_longer
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(uploads_module, "UPLOAD_READ_BYTES", 1)
-    host = TierHost(replace(STILL, upload_seconds=30.0, object_bytes=128 * KIB))
+    host = TierFixture(replace(STILL, upload_seconds=30.0, object_bytes=128 * KIB))
     _, orders = await one_topic(host)
     teller = Teller(size=8 * KIB)
     await asyncio.sleep(20)
@@ -115,7 +115,7 @@ async def test_others_have_their_turn_while_what_is_in_memory_is_read_for_an_upl
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(uploads_module, "UPLOAD_READ_BYTES", 1)
-    host = TierHost(replace(STILL, upload_seconds=1e6))
+    host = TierFixture(replace(STILL, upload_seconds=1e6))
     _, orders = await one_topic(host)
     for _ in range(20):
         await publish_many(orders, 1)
@@ -131,7 +131,7 @@ async def test_others_have_their_turn_while_what_is_in_memory_is_read_for_an_upl
 async def test_objects_are_made_checked_merged_and_opened_away_from_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     away = False
     seen: dict[str, bool] = {}
     run_away = host.work.run
@@ -147,7 +147,7 @@ async def test_objects_are_made_checked_merged_and_opened_away_from_the_event_lo
 
         return await run_away(inside)
 
-    async def await_apart(function: Callable[[], Any]) -> Any:
+    async def await_in_worker(function: Callable[[], Any]) -> Any:
         nonlocal away
         away = True  # nothing of it waits longer than for a store that answers at once
         try:
@@ -165,7 +165,7 @@ async def test_objects_are_made_checked_merged_and_opened_away_from_the_event_lo
         monkeypatch.setattr(module, name, called)
 
     monkeypatch.setattr(host.work, "run", run)
-    monkeypatch.setattr(host.work, "await_apart", await_apart)
+    monkeypatch.setattr(host.work, "await_in_worker", await_in_worker)
     for module, name in (
         (object_builder, "encode_object"),
         (object_builder, "verify_object"),
@@ -185,7 +185,7 @@ async def test_objects_are_made_checked_merged_and_opened_away_from_the_event_lo
 
 @simulated
 async def test_a_late_subscriber_reads_everything_after_the_log_is_gone() -> None:
-    host = Host(tier=QUICK, segment_bytes=2048, unacked_max=10_000)
+    host = BrokerFixture(tier=QUICK, segment_bytes=2048, unacked_max=10_000)
     _, orders = await one_topic(host)
     for _ in range(5):
         await publish_many(orders, 200)
@@ -200,7 +200,7 @@ async def test_a_late_subscriber_reads_everything_after_the_log_is_gone() -> Non
 
 @simulated
 async def test_a_broker_without_its_log_goes_on_behind_its_history() -> None:
-    host = TierHost(QUICK)
+    host = TierFixture(QUICK)
     broker, orders = await one_topic(host)
     await publish_many(orders, 100)
     await asyncio.sleep(40)
@@ -218,7 +218,7 @@ async def test_a_broker_without_its_log_goes_on_behind_its_history() -> None:
 @simulated
 async def test_a_broker_without_its_log_does_not_begin_anew_when_all_its_history_was_forgotten() -> None:
     """Offsets of forgotten messages are not given again, though no descriptor tells of them any more."""
-    host = TierHost(policies=TopicPolicy(retention_minutes=1))
+    host = TierFixture(policies=TopicPolicy(retention_minutes=1))
     broker, orders = await one_topic(host)
     await Teller().tell(orders, 3)
     await asyncio.sleep(90)
@@ -233,7 +233,7 @@ async def test_a_broker_without_its_log_does_not_begin_anew_when_all_its_history
 @simulated
 async def test_a_restart_with_a_manifest_and_a_whole_log_uploads_nothing_again() -> None:
     """What the manifest names is uploaded, though nobody has read the manifest yet."""
-    host = TierHost(replace(SMALL, local=Retention(), merged_bytes=KIB))
+    host = TierFixture(replace(SMALL, local=Retention(), merged_bytes=KIB))
     _, orders = await one_topic(host)
     teller = Teller()
     await tell_and_upload(orders, teller, 4)
@@ -251,16 +251,16 @@ async def test_a_restart_with_a_manifest_and_a_whole_log_uploads_nothing_again()
 
 @simulated
 async def test_uploads_go_on_while_the_manifest_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    host = TierHost(replace(SMALL, local=Retention(), merged_bytes=KIB, descriptors_max=2))
+    host = TierFixture(replace(SMALL, local=Retention(), merged_bytes=KIB, descriptors_max=2))
     _, orders = await one_topic(host)
     teller = Teller()
     await tell_and_upload(orders, teller, 5)
     state, _ = await state_of(host)
     assert state.history.manifest is not None
     manifest = f"default/orders/{state.history.manifest}"
-    data = await host.shelf.get(manifest)
+    data = await host.object_store.get(manifest)
     host.kill()
-    await host.shelf.delete(manifest)
+    await host.object_store.delete(manifest)
     orders = await find_topic(await host.boot())
     for _ in range(3):
         await teller.tell(orders)
@@ -268,7 +268,7 @@ async def test_uploads_go_on_while_the_manifest_is_missing(caplog: pytest.LogCap
     assert carried(orders).uploads.waiting(orders.log) is None
     assert any(manifest in str(record.__dict__.get("why")) for record in caplog.records)
     assert await read_everything(orders, name="by the log") == teller.told
-    await host.shelf.put(manifest, [data])
+    await host.object_store.put(manifest, [data])
     await tell_and_upload(orders, teller)
     state, _ = await state_of(host)
     assert len(state.keyed) == 2
@@ -277,7 +277,7 @@ async def test_uploads_go_on_while_the_manifest_is_missing(caplog: pytest.LogCap
 
 @simulated
 async def test_a_closing_topic_leaves_nothing_of_an_upload_behind_that_anybody_believes() -> None:
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     broker, orders = await one_topic(host)
     teller = Teller()
     await teller.tell(orders, 2)
@@ -294,31 +294,31 @@ async def test_a_closing_topic_leaves_nothing_of_an_upload_behind_that_anybody_b
 
 @simulated
 async def test_a_put_that_is_reported_as_failed_and_was_stored_is_made_again_under_another_name() -> None:
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     _, orders = await one_topic(host)
-    host.shelf.put_fails = 1
+    host.object_store.put_fails = 1
     await Teller().tell(orders)
     await asyncio.sleep(3.5)
     assert [each.object_id for each in await check_stored(host)] == ["data-0-0-1-1.parquet"]
-    assert "data-0-0-1.parquet" in await host.shelf.names()
+    assert "data-0-0-1.parquet" in await host.object_store.names()
     await asyncio.sleep(20)
-    assert await host.shelf.names() == ["data-0-0-1-1.parquet"]
+    assert await host.object_store.names() == ["data-0-0-1-1.parquet"]
 
 
 @simulated
 async def test_a_put_that_lands_after_its_repetition_is_never_described_and_is_swept() -> None:
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     _, orders = await one_topic(host)
-    host.shelf.put_late = 1
+    host.object_store.put_late = 1
     teller = Teller()
     await teller.tell(orders)
     await asyncio.sleep(3.5)
     described = await check_stored(host)
     await asyncio.sleep(20)  # sweeps have looked and found nothing
-    await host.shelf.land()
-    assert "data-0-0-1.parquet" in await host.shelf.names()
+    await host.object_store.land()
+    assert "data-0-0-1.parquet" in await host.object_store.names()
     await asyncio.sleep(20)
-    assert await host.shelf.names() == ["data-0-0-1-1.parquet"]
+    assert await host.object_store.names() == ["data-0-0-1-1.parquet"]
     assert await check_stored(host) == described
     assert await read_everything(orders) == teller.told
 
@@ -326,9 +326,9 @@ async def test_a_put_that_lands_after_its_repetition_is_never_described_and_is_s
 @pytest.mark.parametrize("fault", ["put_lost", "put_flipped"])
 @simulated
 async def test_an_object_that_the_store_lost_or_changed_is_noticed_before_it_is_described(fault: str) -> None:
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     _, orders = await one_topic(host)
-    setattr(host.shelf, fault, 2)
+    setattr(host.object_store, fault, 2)
     teller = Teller()
     await teller.tell(orders)
     await asyncio.sleep(2.5)
@@ -344,14 +344,14 @@ async def test_an_object_that_the_store_lost_or_changed_is_noticed_before_it_is_
 @pytest.mark.parametrize("fault", ["put_lost", "put_flipped"])
 @simulated
 async def test_a_merged_object_or_a_manifest_that_the_store_lost_or_changed_replaces_nothing(fault: str) -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     _, orders = await one_topic(host)
     await tell_and_upload(orders, Teller(), 3)
     before = await check_stored(host)
     found = carried(orders)
     found.tier.config = SMALL
     for step in (found.maintenance.merge, found.maintenance.move_to_manifest):
-        setattr(host.shelf, fault, 1)
+        setattr(host.object_store, fault, 1)
         with pytest.raises(InvalidObject):
             await step()
         assert await check_stored(host) == before
@@ -364,23 +364,23 @@ async def test_a_merged_object_or_a_manifest_that_the_store_lost_or_changed_repl
 async def test_a_store_that_is_away_for_hours_stops_nobody_and_is_caught_up_with(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    host = TierHost(replace(SMALL, sweep_seconds=1e9))
+    host = TierFixture(replace(SMALL, sweep_seconds=1e9))
     _, orders = await one_topic(host)
     teller = Teller(size=KIB)
     await teller.tell(orders)
     await asyncio.sleep(5)
-    host.shelf.away = True
-    calls = host.shelf.calls
+    host.object_store.away = True
+    calls = host.object_store.calls
     for _ in range(3):
         await teller.tell(orders, 4)
         await asyncio.sleep(HOUR)
-    assert host.shelf.calls - calls < 3 * 130, "it is asked twice a minute at most"
+    assert host.object_store.calls - calls < 3 * 130, "it is asked twice a minute at most"
     assert covered(await check_described(host)) == [(0, 1)]
     topics, offsets, seconds = host.broker.cloud.uploader.standing() if host.broker.cloud else (0, 0, 0.0)
     assert (topics, offsets) == (1, 12) and seconds > 2.9 * HOUR
     assert [record.message for record in caplog.records].count("upload delayed") == 1
     assert host.broker.telemetry.cloud.upload_errors.value > 300
-    host.shelf.away = False
+    host.object_store.away = False
     await asyncio.sleep(60)
     assert covered(await check_stored(host)) == [(0, 13)]
     assert carried(orders).failing == ""
@@ -390,12 +390,12 @@ async def test_a_store_that_is_away_for_hours_stops_nobody_and_is_caught_up_with
 
 @simulated
 async def test_while_the_store_is_away_the_log_fills_the_disk_and_empties_by_itself_afterwards() -> None:
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     _, orders = await one_topic(host)
     teller = Teller(size=4 * KIB)
     await teller.tell(orders, 2)
     await asyncio.sleep(5)
-    host.shelf.away = True
+    host.object_store.away = True
     contents = host.disk._contents
     contents.capacity_bytes = contents.used_bytes + KIB * KIB  # twice what the log wants to see before it goes on
     with pytest.raises(DiskFull) as refusal:
@@ -408,7 +408,7 @@ async def test_while_the_store_is_away_the_log_fills_the_disk_and_empties_by_its
     with pytest.raises(DiskFull):
         await publish(orders, "still full")
     assert orders.head == stored
-    host.shelf.away = False
+    host.object_store.away = False
     await asyncio.sleep(120)
     assert orders.log.first_offset > stored - 5
     assert covered(await check_stored(host)) == [(0, stored)]
@@ -417,19 +417,19 @@ async def test_while_the_store_is_away_the_log_fills_the_disk_and_empties_by_its
     assert found == {**{n: text for n, text in teller.told.items() if n < stored}, stored: "again"}
 
 
-async def check_described(host: TierHost) -> Any:
-    """As `check_stored`, while the shelf does not answer."""
-    host.shelf.away, away = False, host.shelf.away
+async def check_described(host: TierFixture) -> Any:
+    """As `check_stored`, while the object_store does not answer."""
+    host.object_store.away, away = False, host.object_store.away
     try:
         return await check_stored(host)
     finally:
-        host.shelf.away = away
+        host.object_store.away = away
 
 
 class Doubt:
     """A metadata store that does not answer some writes of descriptors; half of them it made all the same."""
 
-    def __init__(self, host: TierHost, outcomes: Sequence[bool]) -> None:
+    def __init__(self, host: TierFixture, outcomes: Sequence[bool]) -> None:
         self._under = host.metadata.transact
         self._outcomes = list(outcomes)
         host.metadata.transact = self.transact  # type: ignore[method-assign]
@@ -446,7 +446,7 @@ class Doubt:
 @pytest.mark.parametrize("outcomes", [[True], [False], [False, True], [True, True], [False, False, True]])
 @simulated
 async def test_a_descriptor_write_without_an_answer_is_made_once(outcomes: list[bool]) -> None:
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     _, orders = await one_topic(host)
     teller = Teller()
     await teller.tell(orders)
@@ -463,13 +463,13 @@ async def test_a_descriptor_write_without_an_answer_is_made_once(outcomes: list[
 
 @simulated
 async def test_an_unanswered_descriptor_write_of_an_owner_that_was_overtaken_is_not_repeated() -> None:
-    stale = TierHost(SMALL)
+    stale = TierFixture(SMALL)
     _, orders = await one_topic(stale)
     await Teller().tell(orders)
     Doubt(stale, [False])
     uploading = asyncio.ensure_future(carried(orders).uploads.upload(orders.log))
     await asyncio.sleep(0.1)
-    owner = TierHost(SMALL, shares=stale, seed=2)
+    owner = TierFixture(SMALL, shares=stale, seed=2)
     await owner.boot()
     with pytest.raises(OwnershipLost):
         await uploading
@@ -489,7 +489,7 @@ async def test_a_batch_that_cannot_be_converted_is_stored_raw_and_read_like_any_
         return encode_object(topic, epoch, batches)
 
     monkeypatch.setattr(object_builder, "encode_object", particular)
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     _, orders = await one_topic(host)
     teller = Teller(size=100)
     await teller.tell(orders, 5)
@@ -509,7 +509,7 @@ async def test_a_batch_that_cannot_be_converted_is_stored_raw_and_read_like_any_
 
 @simulated
 async def test_a_damaged_part_of_the_log_is_named_and_everything_around_it_is_uploaded() -> None:
-    host = TierHost(replace(SMALL, upload_seconds=1e9))
+    host = TierFixture(replace(SMALL, upload_seconds=1e9))
     _, orders = await one_topic(host)
     teller = Teller()
     for _ in range(6):
@@ -534,7 +534,7 @@ async def test_a_damaged_part_of_the_log_is_named_and_everything_around_it_is_up
 @simulated
 async def test_what_lies_behind_a_segment_that_cannot_even_be_opened_stays_until_the_loss_is_recorded() -> None:
     """Recovery leaves an empty segment there, which has nothing that is not stored."""
-    host = TierHost(replace(SMALL, upload_seconds=1e9))
+    host = TierFixture(replace(SMALL, upload_seconds=1e9))
     _, orders = await one_topic(host)
     teller = Teller()
     for _ in range(2):
@@ -565,12 +565,12 @@ SLOW = replace(STILL, upload_seconds=30.0, retention_check_seconds=300.0)
 
 @simulated
 async def test_a_copy_for_readers_that_could_not_be_written_is_written_later() -> None:
-    host = TierHost(SLOW)
+    host = TierFixture(SLOW)
     _, orders = await one_topic(host)
     teller = Teller()
     await tell_and_upload(orders, teller)
     await asyncio.sleep(60)
-    really_put = host.shelf.put
+    really_put = host.object_store.put
     failed: list[str] = []
 
     async def put(key: str, data: Sequence[Any], *, create: bool = False) -> Any:
@@ -579,21 +579,21 @@ async def test_a_copy_for_readers_that_could_not_be_written_is_written_later() -
             raise Unreachable("object store", "it is busy")
         return await really_put(key, data, create=create)
 
-    host.shelf.put = put  # type: ignore[method-assign]
+    host.object_store.put = put  # type: ignore[method-assign]
     await tell_and_upload(orders, teller)
     await asyncio.sleep(600)
-    snapshot = await read_snapshot(host.shelf, "default/orders/")
+    snapshot = await read_snapshot(host.object_store, "default/orders/")
     assert failed and snapshot is not None and snapshot.head_uploaded == orders.head == 2
 
 
 @simulated
 async def test_an_owner_that_dies_before_it_wrote_the_copy_for_readers_writes_it_when_it_is_back() -> None:
-    host = TierHost(SLOW)
+    host = TierFixture(SLOW)
     _, orders = await one_topic(host)
     teller = Teller()
     await tell_and_upload(orders, teller)
     await asyncio.sleep(60)
-    really_put, died = host.shelf.put, asyncio.Event()
+    really_put, died = host.object_store.put, asyncio.Event()
 
     async def put(key: str, data: Sequence[Any], *, create: bool = False) -> Any:
         if "_snapshot" in key and not died.is_set():
@@ -602,35 +602,35 @@ async def test_an_owner_that_dies_before_it_wrote_the_copy_for_readers_writes_it
             await asyncio.get_running_loop().create_future()
         return await really_put(key, data, create=create)
 
-    host.shelf.put = put  # type: ignore[method-assign]
+    host.object_store.put = put  # type: ignore[method-assign]
     await teller.tell(orders)
     await died.wait()
     orders = await find_topic(await host.boot())
     await asyncio.sleep(600)
-    snapshot = await read_snapshot(host.shelf, "default/orders/")
+    snapshot = await read_snapshot(host.object_store, "default/orders/")
     assert snapshot is not None and snapshot.head_uploaded == orders.head == 2
 
 
 @simulated
 async def test_the_copy_for_readers_never_names_what_retention_has_deleted() -> None:
-    host = TierHost(SLOW)
+    host = TierFixture(SLOW)
     _, orders = await one_topic(host)
     teller = Teller()
     for _ in range(4):
         await tell_and_upload(orders, teller)
-    really_delete = host.shelf.delete
+    really_delete = host.object_store.delete
     named: list[str] = []
 
     async def delete(key: str) -> None:
-        snapshot = await read_snapshot(host.shelf, "default/orders/")
+        snapshot = await read_snapshot(host.object_store, "default/orders/")
         assert snapshot is not None
         named.extend(each.object_id for each in snapshot.objects if key.endswith(each.object_id))
         await really_delete(key)
 
-    host.shelf.delete = delete  # type: ignore[method-assign]
+    host.object_store.delete = delete  # type: ignore[method-assign]
     await carried(orders).maintenance.move_first_offset(3)
     await swept(orders)
-    assert len(host.shelf.deleted) >= 3 and named == []
+    assert len(host.object_store.deleted) >= 3 and named == []
 
 
 async def swept(orders: Topic) -> list[str]:
@@ -641,7 +641,7 @@ async def swept(orders: Topic) -> list[str]:
 
 @simulated
 async def test_what_retention_forgets_is_there_for_readers_until_garbage_goes() -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     _, orders = await one_topic(host)
     await tell_and_upload(orders, Teller(), 4)
     before = {each.object_id for each in carried(orders).tier.objects}
@@ -650,13 +650,15 @@ async def test_what_retention_forgets_is_there_for_readers_until_garbage_goes() 
     _, described = await state_of(host)
     assert [each.start_offset for each in described] == [3]
     assert await carried(orders).maintenance.sweep() == []
-    assert before <= {info.key.removeprefix("default/orders/") async for info in host.shelf.list("default/orders/")}
+    assert before <= {
+        info.key.removeprefix("default/orders/") async for info in host.object_store.list("default/orders/")
+    }
     assert set(await swept(orders)) == before - {described[0].object_id}
 
 
 @simulated
 async def test_what_retention_forgets_is_there_for_ten_minutes_of_the_next_process_too() -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     _, orders = await one_topic(host)
     await tell_and_upload(orders, Teller(), 4)
     await carried(orders).maintenance.move_first_offset(3)
@@ -669,7 +671,7 @@ async def test_what_retention_forgets_is_there_for_ten_minutes_of_the_next_proce
 @simulated
 async def test_a_process_that_ends_at_any_call_of_retention_leaves_history_before_or_after_it() -> None:
     for step in range(20):
-        host = TierHost(STILL)
+        host = TierFixture(STILL)
         _, orders = await one_topic(host)
         teller = Teller()
         await tell_and_upload(orders, teller, 4)
@@ -690,7 +692,7 @@ async def test_a_process_that_ends_at_any_call_of_retention_leaves_history_befor
 
 @simulated
 async def test_every_change_of_history_says_when_it_was_and_none_is_earlier_than_the_one_before() -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     _, orders = await one_topic(host)
     teller = Teller()
     seen = []
@@ -711,16 +713,16 @@ async def test_every_change_of_history_says_when_it_was_and_none_is_earlier_than
 async def test_an_object_that_cannot_be_read_is_left_out_of_merges_and_the_others_are_merged(
     harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = TierHost(STILL)
+    host = TierFixture(STILL)
     _, orders = await one_topic(host)
     teller = Teller(size=KIB)
     await tell_and_upload(orders, teller, 7)
     (lost,) = carried(orders).tier.objects[3:4]
     key = f"default/orders/{lost.object_id}"
-    data = await host.shelf.get(key)
-    await host.shelf.delete(key)
+    data = await host.object_store.get(key)
+    await host.object_store.delete(key)
     if harm == "checksum":
-        await host.shelf.put(key, [flipped(data, 100)])
+        await host.object_store.put(key, [flipped(data, 100)])
     carried(orders).tier.config = replace(STILL, merged_bytes=64 * KIB)
     await tell_and_upload(orders, teller)
     _, described = await state_of(host)
@@ -737,7 +739,7 @@ async def test_an_object_that_cannot_be_read_is_left_out_of_merges_and_the_other
 @simulated
 async def test_metadata_does_not_grow_with_history() -> None:
     """Three hundred uploads of a quiet topic, as the broker does them; tests/core counts a week of them."""
-    host = TierHost(
+    host = TierFixture(
         TierConfig(upload_seconds=1.0, descriptors_max=40, descriptors_moved=20, retention_check_seconds=1e9),
         segment_bytes=64 * KIB * KIB,
     )
@@ -750,7 +752,7 @@ async def test_metadata_does_not_grow_with_history() -> None:
     uploads, merges = (each.value for each in (host.broker.telemetry.cloud.objects, host.broker.telemetry.cloud.merges))
     assert uploads == 300 and merges > 30
     assert most <= 3 + 20, "owner, reservation, history, and the descriptors"
-    written = sum(len(data) for key, stored in host.shelf.contents.items() if "/data-" in key for data in stored)
+    written = sum(len(data) for key, stored in host.object_store.contents.items() if "/data-" in key for data in stored)
     assert written < 3 * 300 * 4700
     described = await check_stored(host)
     assert covered(described) == [(0, 300)]
@@ -764,7 +766,7 @@ async def test_metadata_does_not_grow_with_history() -> None:
 @pytest.mark.parametrize("prefix", [keys.below_storage(ORDERS), keys.below_topic(ORDERS)])
 @simulated
 async def test_a_topic_whose_opening_failed_half_way_can_be_opened_later(prefix: str) -> None:
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
     _, orders = await one_topic(host)
     teller = Teller()
     await tell_and_upload(orders, teller)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pydanube.errors import DiskFull
-from tests.harness.logs import TOPIC, Machine, batch, contents, simulated, sized
+from tests.harness.logs import TOPIC, LogFixture, batch, contents, simulated, sized
 
 KIB = 1024
 
@@ -15,7 +15,7 @@ KIB = 1024
 @simulated
 async def test_a_roll_that_is_given_up_in_the_middle_is_finished_all_the_same() -> None:
     for step in range(1, 12):
-        machine = Machine()
+        machine = LogFixture()
         wal = await machine.boot(ballast_bytes=0)
         log = await wal.topic(TOPIC, epoch=1)
         await log.append(batch("before"))
@@ -45,7 +45,7 @@ async def test_a_roll_that_is_given_up_in_the_middle_is_finished_all_the_same() 
 
 @simulated
 async def test_what_only_the_journal_has_is_there_when_a_topic_is_opened_again_by_the_same_process() -> None:
-    machine = Machine(capacity_bytes=400 * KIB)
+    machine = LogFixture(capacity_bytes=400 * KIB)
     wal = await machine.boot(ballast_bytes=0, journal_bytes=64 * KIB)
     logs = [await wal.topic(f"/default/t{number}", epoch=1) for number in range(4)]
     await asyncio.gather(*(log.append(sized(100, "a", log.topic)) for log in logs))

@@ -18,12 +18,12 @@ from pydanube.history import uploads
 from pydanube.history.turns import SLOW_AT_ONCE, SLOW_SECONDS, STEPS_AT_ONCE
 from pydanube.ports import Buffer, ObjectInfo
 from tests.harness.brokers import make_topic, now, publish, settle, simulated
-from tests.harness.tiers import KIB, STILL, Shelf, TierHost, carried
+from tests.harness.tiers import KIB, STILL, ObjectStoreFixture, TierFixture, carried
 
 SOON = TierConfig(upload_seconds=5.0, object_bytes=16 * KIB, merge_count_min=1000, descriptors_max=10**6)
 
 
-class Doors(Shelf):
+class Servers(ObjectStoreFixture):
     """A store that takes long for some topics, or for ever."""
 
     def __init__(self) -> None:
@@ -48,23 +48,23 @@ class Doors(Shelf):
         return await super().put(key, data, create=create)
 
 
-async def begin(count: int, config: TierConfig = SOON) -> tuple[TierHost, Doors, Broker, list[Topic]]:
-    host = TierHost(config)
-    doors = host.objects = Doors()
+async def begin(count: int, config: TierConfig = SOON) -> tuple[TierFixture, Servers, Broker, list[Topic]]:
+    host = TierFixture(config)
+    servers = host.objects = Servers()
     broker = await host.boot()
-    return host, doors, broker, [await make_topic(broker, f"/default/t{number}") for number in range(count)]
+    return host, servers, broker, [await make_topic(broker, f"/default/t{number}") for number in range(count)]
 
 
-async def described(host: TierHost, topic: Topic) -> int:
+async def described(host: TierFixture, topic: Topic) -> int:
     return len(await host.metadata.list(keys.storage_objects(topic.name)))
 
 
 @simulated
 async def test_a_topic_with_much_to_upload_leaves_the_others_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "UPLOAD_READ_BYTES", 1)
-    host, doors, _, topics = await begin(4)
+    host, servers, _, topics = await begin(4)
     for topic in topics[:STEPS_AT_ONCE]:
-        doors.seconds[topic.name.name] = 2.0
+        servers.seconds[topic.name.name] = 2.0
         for number in range(30):
             await publish(topic, Random(number).randbytes(5 * KIB).hex())
     for topic in topics[STEPS_AT_ONCE:]:
@@ -76,7 +76,7 @@ async def test_a_topic_with_much_to_upload_leaves_the_others_their_turns(monkeyp
     assert all(carried(topic).lag_offsets > 5 for topic in topics[:STEPS_AT_ONCE]), "which are not done yet"
     await asyncio.sleep(120)
     assert all(carried(topic).lag_offsets == 0 for topic in topics)
-    assert doors.busiest <= STEPS_AT_ONCE
+    assert servers.busiest <= STEPS_AT_ONCE
 
 
 @pytest.mark.parametrize("hanging", [2, 10])
@@ -84,8 +84,8 @@ async def test_a_topic_with_much_to_upload_leaves_the_others_their_turns(monkeyp
 async def test_topics_for_which_the_store_hangs_leave_the_others_their_turns_and_memory_is_bounded(
     hanging: int,
 ) -> None:
-    host, doors, _, topics = await begin(hanging + 3)
-    doors.hanging = {topic.name.name for topic in topics[:hanging]}
+    host, servers, _, topics = await begin(hanging + 3)
+    servers.hanging = {topic.name.name for topic in topics[:hanging]}
     for _ in range(40):
         for topic in topics:
             await publish(topic, "a")
@@ -93,8 +93,8 @@ async def test_topics_for_which_the_store_hangs_leave_the_others_their_turns_and
     for topic in topics[hanging:]:
         assert await described(host, topic) > 10 and carried(topic).lag_offsets <= 3
     assert [await described(host, topic) for topic in topics[:hanging]] == [0] * hanging
-    assert doors.busiest <= STEPS_AT_ONCE + SLOW_AT_ONCE
-    doors.hanging.clear()
+    assert servers.busiest <= STEPS_AT_ONCE + SLOW_AT_ONCE
+    servers.hanging.clear()
     await asyncio.sleep(120)
     assert all(carried(topic).lag_offsets == 0 for topic in topics)
     for topic in topics:
@@ -105,24 +105,24 @@ async def test_topics_for_which_the_store_hangs_leave_the_others_their_turns_and
 
 @simulated
 async def test_a_slow_step_is_not_given_up_while_there_is_a_place_for_it() -> None:
-    host, doors, _, topics = await begin(SLOW_AT_ONCE)
+    host, servers, _, topics = await begin(SLOW_AT_ONCE)
     for topic in topics:
-        doors.seconds[topic.name.name] = 4 * SLOW_SECONDS
+        servers.seconds[topic.name.name] = 4 * SLOW_SECONDS
         await publish(topic, "a")
     await asyncio.sleep(10 * SLOW_SECONDS)
     assert [await described(host, topic) for topic in topics] == [1] * SLOW_AT_ONCE
-    assert len(doors.order) == SLOW_AT_ONCE, "once each"
+    assert len(servers.order) == SLOW_AT_ONCE, "once each"
 
 
 @simulated
 async def test_a_topic_that_waits_for_its_turn_keeps_nobody_else_from_it() -> None:
     """A move, a retention check, an operator: they have the topic to themselves, and do not wait for other topics."""
-    _, doors, _, topics = await begin(STEPS_AT_ONCE + SLOW_AT_ONCE + 2)
-    doors.hanging = {topic.name.name for topic in topics[:-1]}
+    _, servers, _, topics = await begin(STEPS_AT_ONCE + SLOW_AT_ONCE + 2)
+    servers.hanging = {topic.name.name for topic in topics[:-1]}
     for topic in topics:
         await publish(topic, "a")
     await asyncio.sleep(7)
-    assert doors.busy == STEPS_AT_ONCE
+    assert servers.busy == STEPS_AT_ONCE
     for _ in range(5):
         await asyncio.sleep(1)
         async with asyncio.timeout(0.1):
@@ -132,8 +132,8 @@ async def test_a_topic_that_waits_for_its_turn_keeps_nobody_else_from_it() -> No
 
 @simulated
 async def test_a_topic_that_closes_while_its_step_hangs_makes_place_at_once() -> None:
-    host, doors, broker, topics = await begin(STEPS_AT_ONCE + 1)
-    doors.hanging = {topic.name.name for topic in topics[:STEPS_AT_ONCE]}
+    host, servers, broker, topics = await begin(STEPS_AT_ONCE + 1)
+    servers.hanging = {topic.name.name for topic in topics[:STEPS_AT_ONCE]}
     for topic in topics[:STEPS_AT_ONCE]:
         await publish(topic, "a")
     await asyncio.sleep(7)
@@ -147,12 +147,12 @@ async def test_a_topic_that_closes_while_its_step_hangs_makes_place_at_once() ->
 
 @simulated
 async def test_a_step_that_fails_makes_place_as_one_that_succeeds() -> None:
-    host, doors, _, topics = await begin(3, STILL)
+    host, servers, _, topics = await begin(3, STILL)
     for topic in topics:
         await publish(topic, "a")
-    doors.away = True
+    servers.away = True
     await asyncio.sleep(60)
-    doors.away = False
+    servers.away = False
     await asyncio.sleep(60)
     assert [await described(host, topic) for topic in topics] == [1, 1, 1]
     storage: Any = topics[0].storage
@@ -161,7 +161,7 @@ async def test_a_step_that_fails_makes_place_as_one_that_succeeds() -> None:
     assert not turns._turns
 
 
-class Stuck(Doors):
+class Stuck(Servers):
     """A call that hangs and cannot be given up at once: as a thread in a file system that does not answer."""
 
     async def put(self, key: str, data: Sequence[Buffer], *, create: bool = False) -> ObjectInfo:
@@ -174,12 +174,12 @@ class Stuck(Doors):
 
 @simulated
 async def test_steps_that_take_long_to_be_given_up_do_not_end_the_uploads() -> None:
-    host = TierHost(SOON)
-    doors = host.objects = Stuck()
+    host = TierFixture(SOON)
+    servers = host.objects = Stuck()
     broker = await host.boot()
     topics = [await make_topic(broker, f"/default/t{number}") for number in range(SLOW_AT_ONCE + STEPS_AT_ONCE + 2)]
     for each in topics:
-        doors.hanging.add(each.name.name)
+        servers.hanging.add(each.name.name)
         await publish(each, "a")
     await asyncio.sleep(4 * SLOW_SECONDS)
     [uploader] = [task for task in broker._tasks if task.get_name() == "tiering"]

@@ -17,7 +17,7 @@ from pydanube.testing.disk_faults import DiskAim
 from tests.harness.logs import (
     OTHER_TOPIC,
     TOPIC,
-    Machine,
+    LogFixture,
     Producer,
     batch,
     contents,
@@ -54,7 +54,7 @@ def outcomes(futures: Sequence[asyncio.Future[CommitReceipt]]) -> list[object]:
 
 @simulated
 async def test_who_cannot_wait_is_told_after_the_sync_and_before_the_loop_turns_again() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "before")
@@ -71,7 +71,7 @@ async def test_who_cannot_wait_is_told_after_the_sync_and_before_the_loop_turns_
 
 @simulated
 async def test_the_disk_is_given_its_next_work_before_anybody_is_told_at_once() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "before")
@@ -87,7 +87,7 @@ async def test_the_disk_is_given_its_next_work_before_anybody_is_told_at_once() 
 
 @simulated
 async def test_nobody_is_told_of_a_batch_that_was_refused_and_who_fails_at_hearing_does_not_stop_the_log() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     heard: list[object] = []
@@ -111,7 +111,7 @@ async def test_nobody_is_told_of_a_batch_that_was_refused_and_who_fails_at_heari
 
 @simulated
 async def test_nothing_is_acknowledged_or_visible_before_the_sync_has_returned() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "before")
@@ -133,7 +133,7 @@ async def test_nothing_is_acknowledged_or_visible_before_the_sync_has_returned()
 
 @simulated
 async def test_nothing_that_goes_through_the_journal_is_acknowledged_before_its_sync_either() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     logs = await topics(wal, 5)
     machine.disk.hold_syncs(".journal")
@@ -150,7 +150,7 @@ async def test_nothing_that_goes_through_the_journal_is_acknowledged_before_its_
 @simulated
 async def test_what_was_acknowledged_survives_a_power_cut_at_once() -> None:
     for seed in range(20):
-        machine = Machine(seed)
+        machine = LogFixture(seed)
         wal = await machine.boot()
         log = await wal.topic(TOPIC, epoch=1)
         await fill(log, "a", "b")
@@ -161,7 +161,7 @@ async def test_what_was_acknowledged_survives_a_power_cut_at_once() -> None:
 
 @simulated
 async def test_a_caller_that_leaves_before_its_batch_is_formed_leaves_nothing_behind() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     left = log.submit(batch("left"))
@@ -172,7 +172,7 @@ async def test_a_caller_that_leaves_before_its_batch_is_formed_leaves_nothing_be
 
 @simulated
 async def test_a_caller_that_leaves_during_the_sync_does_not_take_its_batch_along() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
@@ -190,7 +190,7 @@ async def test_a_caller_that_leaves_during_the_sync_does_not_take_its_batch_alon
 
 @simulated
 async def test_appends_during_a_sync_share_the_next_one() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "first")
@@ -208,7 +208,7 @@ async def test_appends_during_a_sync_share_the_next_one() -> None:
 
 @simulated
 async def test_an_idle_log_pays_for_exactly_one_sync_per_append() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "first")
@@ -219,7 +219,7 @@ async def test_an_idle_log_pays_for_exactly_one_sync_per_append() -> None:
 
 @simulated
 async def test_a_group_takes_no_more_than_group_bytes() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(group_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "first")
@@ -234,7 +234,7 @@ async def test_a_group_takes_no_more_than_group_bytes() -> None:
 
 @simulated
 async def test_a_batch_larger_than_a_group_still_goes() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(group_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     done = [log.submit(each) for each in (batch("a"), sized(50_000, "large"), batch("b"))]
@@ -244,7 +244,7 @@ async def test_a_batch_larger_than_a_group_still_goes() -> None:
 
 @simulated
 async def test_a_busy_topic_does_not_keep_the_others_waiting() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(group_bytes=8192)
     busy, quiet = await topics(wal, 2)
     flood = [busy.submit(batch(f"{n}", topic=busy.topic)) for n in range(100)]
@@ -259,7 +259,7 @@ async def test_a_busy_topic_does_not_keep_the_others_waiting() -> None:
 
 @simulated
 async def test_small_groups_of_many_topics_take_one_sync_through_the_journal() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=1 << 20)
     logs = await topics(wal, 50)
     await append_together(logs, "first")
@@ -272,7 +272,7 @@ async def test_small_groups_of_many_topics_take_one_sync_through_the_journal() -
 
 @simulated
 async def test_large_groups_of_few_topics_go_straight_to_their_files() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(group_bytes=1 << 20, journal_bytes=4 << 20)
     logs = await topics(wal, 2)
     await asyncio.gather(*(log.submit(sized(200_000, topic=log.topic)) for log in logs))
@@ -285,7 +285,7 @@ async def test_large_groups_of_few_topics_go_straight_to_their_files() -> None:
 
 @simulated
 async def test_a_record_that_does_not_fit_a_journal_goes_straight_to_the_files() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=4096)
     logs = await topics(wal, 10)
     for log in logs:
@@ -297,7 +297,7 @@ async def test_a_record_that_does_not_fit_a_journal_goes_straight_to_the_files()
 
 @simulated
 async def test_journals_are_emptied_into_the_segments_and_used_again() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=8192, copy_bytes=4096)
     logs = await topics(wal, 4)
     for log in logs:
@@ -317,7 +317,7 @@ async def test_journals_are_emptied_into_the_segments_and_used_again() -> None:
 
 @simulated
 async def test_a_topic_that_was_journaled_and_then_goes_directly_keeps_its_order() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     logs = await topics(wal, 3)
     machine.disk.hold_syncs(".journal")
@@ -336,7 +336,7 @@ async def test_a_topic_that_was_journaled_and_then_goes_directly_keeps_its_order
 
 @simulated
 async def test_a_segment_that_retention_removes_while_its_journal_is_emptied_stops_nobody() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=8192, segment_bytes=3000, cache_bytes=0)
     logs = await topics(wal, 3)
     machine.disk.hold_syncs("never")
@@ -365,7 +365,7 @@ async def test_a_segment_that_retention_removes_while_its_journal_is_emptied_sto
 
 @simulated
 async def test_durability_os_acknowledges_without_a_sync_and_says_so_in_the_receipt() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1, durability="os")
     await fill(log, "first")
@@ -377,7 +377,7 @@ async def test_durability_os_acknowledges_without_a_sync_and_says_so_in_the_rece
 
 @simulated
 async def test_topics_of_both_durabilities_share_a_group() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     safe = await wal.topic(TOPIC, epoch=1)
     fast = await wal.topic(OTHER_TOPIC, epoch=1, durability="os")
@@ -388,7 +388,7 @@ async def test_topics_of_both_durabilities_share_a_group() -> None:
 
 @simulated
 async def test_a_log_of_durability_os_that_was_closed_is_whole_after_a_power_cut() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=2000)
     log = await wal.topic(TOPIC, epoch=1, durability="os")
     await fill(log, *"abcde")
@@ -400,7 +400,7 @@ async def test_a_log_of_durability_os_that_was_closed_is_whole_after_a_power_cut
 
 @simulated
 async def test_a_durability_that_does_not_exist_is_refused_by_name() -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     with pytest.raises(ConfigError, match="'paper' is not allowed: one of fsync, os"):
         await wal.topic(TOPIC, epoch=1, durability="paper")
 
@@ -410,7 +410,7 @@ async def test_a_durability_that_does_not_exist_is_refused_by_name() -> None:
 
 @simulated
 async def test_a_failed_sync_ends_the_segment_at_its_last_good_sync_and_the_group_goes_to_a_new_file() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b")
@@ -432,7 +432,7 @@ async def test_a_failed_sync_ends_the_segment_at_its_last_good_sync_and_the_grou
 
 @simulated
 async def test_a_session_survives_a_failed_sync_and_a_duplicate_gets_the_receipt_of_the_new_file() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     producer = await Producer.open(log)
@@ -450,7 +450,7 @@ async def test_a_session_survives_a_failed_sync_and_a_duplicate_gets_the_receipt
 
 @simulated
 async def test_only_the_topic_whose_file_failed_gets_a_new_one() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(group_bytes=1 << 20)
     logs = await topics(wal, 2)
     await asyncio.gather(*(log.submit(sized(200_000, "a", log.topic)) for log in logs))
@@ -462,7 +462,7 @@ async def test_only_the_topic_whose_file_failed_gets_a_new_one() -> None:
 
 @simulated
 async def test_a_second_failure_stops_the_log_for_all_while_reads_go_on() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     other = await wal.topic(OTHER_TOPIC, epoch=1)
@@ -488,7 +488,7 @@ async def test_a_second_failure_stops_the_log_for_all_while_reads_go_on() -> Non
 
 @simulated
 async def test_a_failed_journal_sync_goes_to_a_new_journal() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     logs = await topics(wal, 5)
     await append_together(logs, "a")
@@ -507,7 +507,7 @@ async def test_a_failed_journal_sync_goes_to_a_new_journal() -> None:
 
 @simulated
 async def test_a_second_failure_of_the_journal_stops_the_log_and_a_restart_has_all_that_was_acknowledged() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     logs = await topics(wal, 5)
     await append_together(logs, "a")
@@ -525,7 +525,7 @@ async def test_a_second_failure_of_the_journal_stops_the_log_and_a_restart_has_a
 
 @simulated
 async def test_a_stopped_log_can_be_closed_and_lets_the_directory_go() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
@@ -542,7 +542,7 @@ async def test_a_stopped_log_can_be_closed_and_lets_the_directory_go() -> None:
 ROOMY = 40_000
 
 
-async def filled_up(machine: Machine, log: TopicLog) -> list[str]:
+async def filled_up(machine: LogFixture, log: TopicLog) -> list[str]:
     """Appends until the disk is full; what was stored."""
     stored: list[str] = []
     with pytest.raises(DiskFull) as refusal:
@@ -553,14 +553,14 @@ async def filled_up(machine: Machine, log: TopicLog) -> list[str]:
     return stored
 
 
-def make_room(machine: Machine) -> None:
+def make_room(machine: LogFixture) -> None:
     assert machine.hardware.capacity_bytes is not None
     machine.hardware.capacity_bytes += 100_000
 
 
 @simulated
 async def test_a_full_disk_refuses_with_an_error_to_try_again_while_reads_go_on() -> None:
-    machine = Machine(capacity_bytes=ROOMY)
+    machine = LogFixture(capacity_bytes=ROOMY)
     wal = await machine.boot(group_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     stored = await filled_up(machine, log)
@@ -574,7 +574,7 @@ async def test_a_full_disk_refuses_with_an_error_to_try_again_while_reads_go_on(
 
 @simulated
 async def test_publishing_resumes_by_itself_when_there_is_room_and_nothing_is_missing() -> None:
-    machine = Machine(capacity_bytes=ROOMY)
+    machine = LogFixture(capacity_bytes=ROOMY)
     wal = await machine.boot(group_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     stored = await filled_up(machine, log)
@@ -591,7 +591,7 @@ async def test_publishing_resumes_by_itself_when_there_is_room_and_nothing_is_mi
 
 @simulated
 async def test_a_refused_group_that_cannot_even_be_cut_off_for_lack_of_room_stops_nobody() -> None:
-    machine = Machine(capacity_bytes=ROOMY)
+    machine = LogFixture(capacity_bytes=ROOMY)
     wal = await machine.boot(group_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     # As where a file system copies on write: first of zeros ahead, then of the group.
@@ -610,7 +610,7 @@ async def test_a_refused_group_that_cannot_even_be_cut_off_for_lack_of_room_stop
 
 @simulated
 async def test_the_ballast_is_given_up_when_the_disk_is_full_and_made_again_when_there_is_room() -> None:
-    machine = Machine(capacity_bytes=ROOMY)
+    machine = LogFixture(capacity_bytes=ROOMY)
     wal = await machine.boot(group_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     assert len(machine.hardware.content(BALLAST)) == 4096
@@ -625,7 +625,7 @@ async def test_the_ballast_is_given_up_when_the_disk_is_full_and_made_again_when
 
 @simulated
 async def test_room_is_looked_for_only_now_and_then_while_the_disk_is_full() -> None:
-    machine = Machine(capacity_bytes=ROOMY)
+    machine = LogFixture(capacity_bytes=ROOMY)
     wal = await machine.boot(group_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     await filled_up(machine, log)
@@ -639,7 +639,7 @@ async def test_room_is_looked_for_only_now_and_then_while_the_disk_is_full() -> 
 
 @simulated
 async def test_a_topic_that_finds_no_room_to_recover_is_to_be_tried_again_and_loses_nothing() -> None:
-    machine = Machine(capacity_bytes=ROOMY)
+    machine = LogFixture(capacity_bytes=ROOMY)
     wal = await machine.boot(group_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     stored = await filled_up(machine, log)
@@ -655,7 +655,7 @@ async def test_a_topic_that_finds_no_room_to_recover_is_to_be_tried_again_and_lo
 @simulated
 async def test_batch_5_refused_6_in_flight_5_resent_6_resent_stores_each_once() -> None:
     """The case that loses data elsewhere: a later batch must never be accepted over the hole of a refused one."""
-    machine = Machine(capacity_bytes=ROOMY)
+    machine = LogFixture(capacity_bytes=ROOMY)
     wal = await machine.boot(group_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     producer = await Producer.open(log)
@@ -685,7 +685,7 @@ async def test_batch_5_refused_6_in_flight_5_resent_6_resent_stores_each_once() 
 
 @simulated
 async def test_a_batch_in_the_group_behind_a_refused_one_is_refused_as_out_of_sequence() -> None:
-    machine = Machine(capacity_bytes=ROOMY)
+    machine = LogFixture(capacity_bytes=ROOMY)
     wal = await machine.boot(group_bytes=4096, ballast_bytes=0)
     log = await wal.topic(TOPIC, epoch=1)
     producer = await Producer.open(log)
@@ -710,7 +710,7 @@ async def test_a_batch_in_the_group_behind_a_refused_one_is_refused_as_out_of_se
 
 @simulated
 async def test_closing_commits_what_is_queued_and_refuses_what_comes_later() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(group_bytes=2048)
     log = await wal.topic(TOPIC, epoch=1)
     queued = [log.submit(batch(f"{n}")) for n in range(10)]
@@ -725,7 +725,7 @@ async def test_closing_commits_what_is_queued_and_refuses_what_comes_later() -> 
 
 @simulated
 async def test_closing_on_a_full_disk_lets_the_directory_go_and_loses_nothing() -> None:
-    machine = Machine(capacity_bytes=ROOMY)
+    machine = LogFixture(capacity_bytes=ROOMY)
     wal = await machine.boot(group_bytes=4096, ballast_bytes=0)
     log = await wal.topic(TOPIC, epoch=1)
     stored = await filled_up(machine, log)
@@ -740,7 +740,7 @@ async def test_closing_on_a_full_disk_lets_the_directory_go_and_loses_nothing() 
 
 @simulated
 async def test_too_much_in_the_queue_makes_appends_wait_their_turn() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(pending_bytes=4096)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "first")
@@ -761,7 +761,7 @@ async def test_too_much_in_the_queue_makes_appends_wait_their_turn() -> None:
 async def test_a_group_that_cannot_even_be_encoded_stops_the_log_and_leaves_no_producer_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     log = await wal.topic(TOPIC, epoch=1)
     await log.append(batch("a"))
 

@@ -8,12 +8,12 @@ import pytest
 
 from pydanube.errors import LogClosed
 from pydanube.testing.disk_faults import DiskAim
-from tests.harness.logs import TOPIC, Machine, batch, settle, simulated
+from tests.harness.logs import TOPIC, LogFixture, batch, settle, simulated
 
 
 @simulated
 async def test_who_closes_a_log_that_is_being_closed_waits_until_it_is() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await log.append(batch("a"))
@@ -29,14 +29,14 @@ async def test_who_closes_a_log_that_is_being_closed_waits_until_it_is() -> None
 
 @simulated
 async def test_an_append_that_waits_for_less_to_be_queued_ends_with_its_log() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(pending_bytes=1024)
     log = await wal.topic(TOPIC, epoch=1)
     await log.append(batch("a"))
     log.reserve(log.head)  # what is queued stays queued
     queued = log.submit(batch("x" * 5000))
     waiting = asyncio.create_task(log.append(batch("b")))
-    asking = asyncio.create_task(log.quiet())
+    asking = asyncio.create_task(log.drain())
     await settle()
     assert not waiting.done() and not asking.done()
     await log.close()
@@ -48,7 +48,7 @@ async def test_an_append_that_waits_for_less_to_be_queued_ends_with_its_log() ->
 
 @simulated
 async def test_no_descriptor_for_the_ballast_stops_nobody() -> None:
-    machine = Machine()
+    machine = LogFixture()
     machine.hardware.aims.append(DiskAim("size", 1, "EMFILE", "BALLAST"))
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
@@ -58,7 +58,7 @@ async def test_no_descriptor_for_the_ballast_stops_nobody() -> None:
 
 @simulated
 async def test_a_journal_that_cannot_be_kept_for_lack_of_room_is_removed() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=4096)
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(3)]
     machine.hardware.aims.append(DiskAim("rename", 1, "ENOSPC", "journal/spare.tmp"))

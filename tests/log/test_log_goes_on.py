@@ -19,7 +19,7 @@ from pydanube.ports import Write, WriteResult
 from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.work.system import SystemClock, SystemWork
 from tests.harness import brokers
-from tests.harness.logs import SMALL, TOPIC, Machine, batch, contents, fill, numbered, settle, simulated
+from tests.harness.logs import SMALL, TOPIC, LogFixture, batch, contents, fill, numbered, settle, simulated
 
 
 async def topics(wal: Wal, count: int, epoch: int = 1) -> list[TopicLog]:
@@ -36,7 +36,7 @@ async def append_together(logs: Sequence[TopicLog], payload: str) -> list[Commit
 
 @simulated
 async def test_a_journal_whose_sync_failed_is_not_used_again_and_stops_nobody_later() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=8192)
     logs = await topics(wal, 5)
     await append_together(logs, "0")
@@ -82,7 +82,7 @@ def test_on_real_files_a_failed_sync_of_the_journal_stops_nobody_later(
 
 @simulated
 async def test_the_file_for_the_next_journal_is_made_again_if_it_cannot_be_synced() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=8192)
     logs = await topics(wal, 5)
     for n in range(10):
@@ -99,7 +99,7 @@ async def test_the_file_for_the_next_journal_is_made_again_if_it_cannot_be_synce
 
 @simulated
 async def test_two_failures_of_the_file_for_the_next_journal_stop_the_log() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=8192)
     logs = await topics(wal, 5)
     await append_together(logs, "0")
@@ -112,7 +112,7 @@ async def test_two_failures_of_the_file_for_the_next_journal_stop_the_log() -> N
 # --- a close that found no room ---------------------------------------------------------------------
 
 
-async def unfinished(machine: Machine, wal: Wal) -> list[TopicLog]:
+async def unfinished(machine: LogFixture, wal: Wal) -> list[TopicLog]:
     """Three topics with a batch in the journal each; the first could not be closed, and then there is room again."""
     logs = await topics(wal, 3)
     await append_together(logs, "a")
@@ -134,7 +134,7 @@ async def rotate(wal: Wal, logs: Sequence[TopicLog]) -> None:
 
 @simulated
 async def test_a_close_without_room_a_reopen_and_retention_stop_nobody() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=8192, ballast_bytes=0)
     _, *others = await unfinished(machine, wal)
     log = await wal.topic("/default/t0", epoch=2)
@@ -150,7 +150,7 @@ async def test_a_close_without_room_a_reopen_and_retention_stop_nobody() -> None
 
 @simulated
 async def test_what_was_brought_home_is_safe_in_its_files_before_anybody_opens_them() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(ballast_bytes=0)
     logs = await unfinished(machine, wal)
     (old,) = logs[0].segments
@@ -162,7 +162,7 @@ async def test_what_was_brought_home_is_safe_in_its_files_before_anybody_opens_t
 
 @simulated
 async def test_the_files_of_a_topic_that_could_not_be_closed_may_be_removed() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=8192, ballast_bytes=0)
     _, *others = await unfinished(machine, wal)
     await remove_files(machine.disk, TopicName("/default/t0"))
@@ -180,12 +180,12 @@ async def test_the_files_of_a_topic_that_could_not_be_closed_may_be_removed() ->
 @simulated
 async def test_the_files_of_a_topic_may_be_removed_while_they_are_copied_or_synced() -> None:
     for step in ("write", "sync"):
-        machine = Machine()
+        machine = LogFixture()
         wal = await machine.boot(journal_bytes=8192, ballast_bytes=0)
         _, *others = await unfinished(machine, wal)
         removed = False
 
-        async def remove(number: int, machine: Machine = machine, step: str = step) -> None:
+        async def remove(number: int, machine: LogFixture = machine, step: str = step) -> None:
             nonlocal removed
             last = machine.disk.steps[-1]
             if not removed and last.startswith(step) and "/t0/" in last:
@@ -199,7 +199,7 @@ async def test_the_files_of_a_topic_may_be_removed_while_they_are_copied_or_sync
 
 @simulated
 async def test_the_file_of_an_open_log_that_vanishes_stops_the_log_and_the_journal_stays() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=8192)
     logs = await topics(wal, 3)
     await append_together(logs, "a")
@@ -211,7 +211,7 @@ async def test_the_file_of_an_open_log_that_vanishes_stops_the_log_and_the_journ
 
 @simulated
 async def test_a_stopped_log_does_not_open_again_what_only_its_journal_can_vouch_for() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=8192)
     logs = await topics(wal, 3)
     await append_together(logs, "a")
@@ -232,7 +232,7 @@ async def test_a_stopped_log_does_not_open_again_what_only_its_journal_can_vouch
 
 @simulated
 async def test_a_disk_without_room_for_the_name_of_the_ballast_is_no_reason_to_stop() -> None:
-    machine = Machine()
+    machine = LogFixture()
 
     async def full(number: int) -> None:
         if machine.disk.steps[-1] == f"create {BALLAST}":
@@ -247,7 +247,7 @@ async def test_a_disk_without_room_for_the_name_of_the_ballast_is_no_reason_to_s
 
 @brokers.simulated
 async def test_a_topic_can_be_deleted_on_a_full_disk_and_the_others_go_on() -> None:
-    host = brokers.Host()
+    host = brokers.BrokerFixture()
     broker, doomed = await brokers.one_topic(host)
     other = await brokers.make_topic(broker, "/default/other")
     await brokers.publish(doomed, "a", "b")

@@ -19,12 +19,14 @@ from pydanube.log.segment_files import read_segment_header
 from pydanube.log.wal import Wal, WalConfig
 from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.work.system import SystemClock, SystemWork
-from tests.harness.logs import SMALL, TOPIC, Machine, batch, contents, fill, numbered, settle, simulated
+from tests.harness.logs import SMALL, TOPIC, LogFixture, batch, contents, fill, numbered, settle, simulated
 
 FIRST, LAST = 1, 2**64 - 1  # ids that sort before and behind every random one
 
 
-def failing(machine: Machine, what: str, times: int = 1, error: type[DiskFailed | DiskFull] = DiskFailed) -> list[str]:
+def failing(
+    machine: LogFixture, what: str, times: int = 1, error: type[DiskFailed | DiskFull] = DiskFailed
+) -> list[str]:
     """The next `times` calls of the disk that begin like this fail; returns those that did."""
     failed: list[str] = []
 
@@ -44,7 +46,7 @@ def failing(machine: Machine, what: str, times: int = 1, error: type[DiskFailed 
 @simulated
 async def test_a_first_segment_whose_name_could_not_be_synced_stops_the_log_and_nothing_is_lost() -> None:
     for seed in range(6):
-        machine = Machine(seed)
+        machine = LogFixture(seed)
         wal = await machine.boot()
         log = await wal.topic(TOPIC, epoch=1)
         failed = failing(machine, f"sync_directory {log.directory}")
@@ -63,7 +65,7 @@ async def test_a_first_segment_whose_name_could_not_be_synced_stops_the_log_and_
 
 @simulated
 async def test_a_first_segment_that_was_perhaps_renamed_stops_the_log() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     assert not failing(machine, "rename wal")
@@ -74,7 +76,7 @@ async def test_a_first_segment_that_was_perhaps_renamed_stops_the_log() -> None:
 @simulated
 @pytest.mark.parametrize("what", ["create wal", "write [('wal", "sync ['wal"])
 async def test_a_segment_that_fails_before_its_rename_is_made_again_and_nobody_notices(what: str) -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     failed = failing(machine, what)
@@ -89,7 +91,7 @@ async def test_a_segment_that_fails_before_its_rename_is_made_again_and_nobody_n
 
 @simulated
 async def test_a_segment_that_fails_before_its_rename_twice_stops_the_log() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     failing(machine, "write [('wal", times=2)
@@ -100,7 +102,7 @@ async def test_a_segment_that_fails_before_its_rename_twice_stops_the_log() -> N
 
 @simulated
 async def test_no_room_for_the_first_segment_is_left_for_the_first_batch_to_find() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     assert failing(machine, "create wal", error=DiskFull) == []
@@ -111,7 +113,7 @@ async def test_no_room_for_the_first_segment_is_left_for_the_first_batch_to_find
 
 @simulated
 async def test_no_room_for_the_sync_of_a_new_name_is_not_taken_for_a_segment_that_was_never_made() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     failing(machine, f"sync_directory {log.directory}", error=DiskFull)
@@ -121,7 +123,7 @@ async def test_no_room_for_the_sync_of_a_new_name_is_not_taken_for_a_segment_tha
 
 @simulated
 async def test_preparing_is_finished_also_if_nobody_waits_for_it_any_more() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     machine.disk.hold_syncs("wal/")
@@ -139,7 +141,7 @@ async def test_preparing_is_finished_also_if_nobody_waits_for_it_any_more() -> N
 
 @simulated
 async def test_a_log_that_is_closed_while_it_is_prepared_ends_with_the_segment_and_counts_nothing() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     machine.disk.hold_syncs("wal/")
@@ -160,7 +162,7 @@ async def test_a_log_that_is_closed_while_it_is_prepared_ends_with_the_segment_a
 
 @simulated
 async def test_a_log_whose_close_was_given_up_while_it_is_prepared_counts_nothing_either() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     machine.disk.hold_syncs("wal/")
@@ -178,7 +180,7 @@ async def test_a_log_whose_close_was_given_up_while_it_is_prepared_counts_nothin
 @simulated
 @pytest.mark.parametrize("what", ["create journal", "sync ['journal", "make_directory journal"])
 async def test_a_journal_file_that_cannot_be_made_ahead_is_made_by_who_needs_it(what: str) -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     failed = failing(machine, what)
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(9)]
@@ -191,7 +193,7 @@ async def test_a_journal_file_that_cannot_be_made_ahead_is_made_by_who_needs_it(
 # --- two that begin one epoch -----------------------------------------------------------------------
 
 
-async def second_start(machine: Machine, segment_id: int, *payloads: str, first_offset: int = 0) -> str:
+async def second_start(machine: LogFixture, segment_id: int, *payloads: str, first_offset: int = 0) -> str:
     """Puts another first segment into epoch 1, as an earlier version did if it could not sync a name."""
     (path,) = machine.segments()
     disk = machine.hardware.process(97)
@@ -214,8 +216,8 @@ async def second_start(machine: Machine, segment_id: int, *payloads: str, first_
     return other
 
 
-async def killed(*payloads: str) -> Machine:
-    machine = Machine()
+async def killed(*payloads: str) -> LogFixture:
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, *payloads)
@@ -258,7 +260,7 @@ async def test_an_empty_second_start_beside_a_torn_first_group_leaves_the_torn_b
 
 @simulated
 async def test_of_several_empty_starts_one_stays_and_the_log_is_empty() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await log.prepare()
@@ -310,7 +312,7 @@ async def test_an_epoch_that_ended_with_an_empty_start_says_what_was_beside_it()
 
 @simulated
 async def test_a_finished_epoch_with_an_empty_second_start_is_what_it_was() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b")
@@ -324,7 +326,7 @@ async def test_a_finished_epoch_with_an_empty_second_start_is_what_it_was() -> N
 @simulated
 @pytest.mark.parametrize("segment_id", [FIRST, LAST])
 async def test_behind_missing_segments_an_empty_one_stands_before_what_begins_at_its_offset(segment_id: int) -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")

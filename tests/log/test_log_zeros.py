@@ -16,7 +16,7 @@ from tests.harness.logs import (
     FILL_BYTES,
     OTHER_TOPIC,
     TOPIC,
-    Machine,
+    LogFixture,
     batch,
     contents,
     fill,
@@ -29,18 +29,18 @@ from tests.harness.logs import (
 BEYOND = [f"{n}" for n in range(12)]  # more than the log goes on without zeros
 
 
-def zeros_written(machine: Machine) -> list[Write]:
+def zeros_written(machine: LogFixture) -> list[Write]:
     return [write for write in machine.disk.written if write.path.endswith(".wal") and not any(map(any, write.buffers))]
 
 
-async def started(machine: Machine, **config: int) -> tuple[Wal, TopicLog]:
+async def started(machine: LogFixture, **config: int) -> tuple[Wal, TopicLog]:
     wal = await machine.boot(**config)
     return wal, await wal.topic(TOPIC, epoch=1)
 
 
 @simulated
 async def test_nobody_waits_for_zeros_they_are_written_in_the_first_pause() -> None:
-    machine = Machine()
+    machine = LogFixture()
     _, log = await started(machine)
     await fill(log, "a", "b", "c")
     assert zeros_written(machine) == []
@@ -59,7 +59,7 @@ async def test_nobody_waits_for_zeros_they_are_written_in_the_first_pause() -> N
 
 @simulated
 async def test_a_producer_that_never_pauses_gets_zeros_between_two_groups() -> None:
-    machine = Machine()
+    machine = LogFixture()
     _, log = await started(machine)
     await fill(log, *BEYOND)
     await settle()
@@ -73,7 +73,7 @@ async def test_a_producer_that_never_pauses_gets_zeros_between_two_groups() -> N
 
 @simulated
 async def test_a_topic_that_writes_all_the_time_is_not_taken_for_one_that_pauses() -> None:
-    machine = Machine()
+    machine = LogFixture()
     _, log = await started(machine)
     for payload in BEYOND[:6]:
         await fill(log, payload)
@@ -85,7 +85,7 @@ async def test_a_topic_that_writes_all_the_time_is_not_taken_for_one_that_pauses
 
 @simulated
 async def test_topics_get_their_zeros_one_after_the_other_and_not_for_a_message_or_two() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(5)]
     for log in logs:
@@ -104,7 +104,7 @@ async def test_topics_get_their_zeros_one_after_the_other_and_not_for_a_message_
 
 @simulated
 async def test_while_one_topic_gets_zeros_the_others_do_not_wait() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal, log = await started(machine)
     other = await wal.topic(OTHER_TOPIC, epoch=1)
     await fill(other, "x")
@@ -123,7 +123,7 @@ async def test_while_one_topic_gets_zeros_the_others_do_not_wait() -> None:
 
 @simulated
 async def test_a_log_may_be_closed_and_the_directory_given_up_while_zeros_are_written() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal, log = await started(machine)
     await fill(log, "a", "b", "c")
     machine.disk.hold_syncs(log.segments[0].path)
@@ -142,7 +142,7 @@ async def test_a_log_may_be_closed_and_the_directory_given_up_while_zeros_are_wr
 
 @simulated
 async def test_the_files_of_a_topic_may_be_removed_while_zeros_are_written_to_them() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal, log = await started(machine)
     await fill(log, "a", "b", "c")
     machine.disk.hold_syncs(log.segments[0].path)
@@ -159,7 +159,7 @@ async def test_the_files_of_a_topic_may_be_removed_while_zeros_are_written_to_th
 
 @simulated
 async def test_zeros_that_cannot_be_synced_end_the_segment_and_cost_nothing_else() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal, log = await started(machine)
     await fill(log, "a", "b", "c")
     (old,) = log.segments
@@ -178,7 +178,7 @@ async def test_zeros_that_cannot_be_synced_end_the_segment_and_cost_nothing_else
 
 @simulated
 async def test_no_room_for_zeros_is_no_reason_to_refuse_anything_and_takes_no_room() -> None:
-    machine = Machine()
+    machine = LogFixture()
     _, log = await started(machine, ballast_bytes=0)
     await fill(log, "a", "b", "c")
     machine.hardware.capacity_bytes = machine.hardware.used_bytes + FILL_BYTES // 2
@@ -197,7 +197,7 @@ async def test_no_room_for_zeros_is_no_reason_to_refuse_anything_and_takes_no_ro
 @simulated
 async def test_a_power_cut_while_zeros_are_written_leaves_the_log_as_it_was() -> None:
     for seed in range(20):
-        machine = Machine(seed)
+        machine = LogFixture(seed)
         _, log = await started(machine)
         await fill(log, "a", "b", "c")
         machine.disk.hold_syncs(log.segments[0].path)
@@ -214,7 +214,7 @@ async def test_a_power_cut_while_zeros_are_written_leaves_the_log_as_it_was() ->
 
 @simulated
 async def test_a_refused_batch_is_not_there_after_a_crash_if_only_what_comes_before_it_found_no_room() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(group_bytes=1 << 20)
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(3)]
     await asyncio.gather(*(log.submit(batch("journaled", topic=log.topic)) for log in logs))
@@ -239,7 +239,7 @@ async def test_a_refused_batch_is_not_there_after_a_crash_if_only_what_comes_bef
 
 @simulated
 async def test_a_batch_that_found_no_room_can_be_sent_again_behind_what_only_the_journal_has() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(ballast_bytes=0)
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(3)]
     await asyncio.gather(*(log.submit(batch("journaled", topic=log.topic)) for log in logs))

@@ -20,17 +20,17 @@ from pydanube.config import StorageConfig
 from pydanube.errors import LogBusy
 from pydanube.log.pressure import Pressure
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from tests.harness.brokers import KIB, ORDERS, Host, find_topic, message, settle, simulated, small_wal
-from tests.harness.doors import Calls, refused, served
-from tests.harness.peers import Peer, batch_of, door_of
+from tests.harness.brokers import KIB, ORDERS, BrokerFixture, find_topic, message, settle, simulated, small_wal
+from tests.harness.peers import Peer, batch_of, server_of
+from tests.harness.servers import Calls, refused, served
 
 BOUND = 1024 * KIB
 SWEEP_SECONDS = 2.0
 INITIAL_WINDOW_SIZE = 4  # of HTTP/2's settings
 
 
-async def host_with(bound: int = BOUND) -> Host:
-    host = Host()
+async def host_with(bound: int = BOUND) -> BrokerFixture:
+    host = BrokerFixture()
     host.config = replace(host.config, storage=replace(host.config.storage, pending_bytes=bound))
     with small_wal(group_bytes=64 * KIB):
         await host.boot()
@@ -44,11 +44,11 @@ async def held(broker: Broker) -> AsyncIterator[Pressure]:
         yield broker.wal.committer.pressure
 
 
-async def sweep(door: Any, seconds: float) -> None:
-    """As the door does by itself."""
+async def sweep(server: Any, seconds: float) -> None:
+    """As the server does by itself."""
     for _ in range(int(seconds / SWEEP_SECONDS)):
         await asyncio.sleep(SWEEP_SECONDS)
-        for connection in list(door.connections):
+        for connection in list(server.connections):
             connection.check_time(asyncio.get_running_loop().time())
 
 
@@ -59,8 +59,8 @@ async def sweep(door: Any, seconds: float) -> None:
 @simulated
 async def test_a_hundred_native_producers_wait_when_too_much_is_not_on_disk_and_all_is_stored(size_bytes: int) -> None:
     host = await host_with()
-    door = door_of(host)
-    peers = [await Peer.greeted(door) for _ in range(100)]
+    server = server_of(host)
+    peers = [await Peer.greeted(server) for _ in range(100)]
     opened = [await peer.open_producer(f"p{number}") for number, peer in enumerate(peers)]
     async with held(host.broker) as pressure:
         for sequence in range(8):
@@ -80,8 +80,8 @@ async def test_a_hundred_native_producers_wait_when_too_much_is_not_on_disk_and_
 @simulated
 async def test_a_frame_that_has_come_in_part_counts_and_its_peer_waits() -> None:
     host = await host_with()
-    door = door_of(host)
-    peers = [await Peer.greeted(door) for _ in range(2)]
+    server = server_of(host)
+    peers = [await Peer.greeted(server) for _ in range(2)]
     opened = [await peer.open_producer(f"p{number}") for number, peer in enumerate(peers)]
     whole = b"".join(bytes(each) for each in batch_of(opened[1], 0, bytes(700 * KIB)).buffers)
     command = pb.Command(request_id=5, produce=pb.Produce(producer=opened[1].producer)).SerializeToString()
@@ -103,7 +103,7 @@ async def test_a_frame_that_has_come_in_part_counts_and_its_peer_waits() -> None
 @simulated
 async def test_a_batch_larger_than_the_bound_is_stored_like_any_other() -> None:
     host = await host_with(4 * KIB)
-    peer = await Peer.greeted(door_of(host))
+    peer = await Peer.greeted(server_of(host))
     opened = await peer.open_producer()
     for sequence in range(3):
         peer.produce(opened, sequence, bytes(200 * KIB))
@@ -114,8 +114,8 @@ async def test_a_batch_larger_than_the_bound_is_stored_like_any_other() -> None:
 @simulated
 async def test_a_peer_that_is_held_is_not_taken_for_dead_and_its_acks_and_pings_wait_a_bounded_time() -> None:
     host = await host_with(64 * KIB)
-    door = door_of(host)
-    peer = await Peer.greeted(door)
+    server = server_of(host)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     peer.produce(opened, 0, b"first")
     subscribed = await peer.subscribe()
@@ -127,11 +127,11 @@ async def test_a_peer_that_is_held_is_not_taken_for_dead_and_its_acks_and_pings_
         peer.say(request_id=50, ack=pb.Ack(consumer=subscribed.consumer, ranges=[0, 1]))
         peer.say(request_id=51, ping=pb.Ping())
         peer.produce(opened, 2, b"refused")
-        await sweep(door, 8)
+        await sweep(server, 8)
         assert [frame.command.request_id for frame in peer.frames[-2:]] == [50, 51]
         assert peer.transport.reads and pressure.refused == 1
         for number in range(52, 60):
-            await sweep(door, 10)
+            await sweep(server, 10)
             answer = await peer.ask(ping=pb.Ping())
             assert answer.kind == "pong", number
     await settle()
@@ -147,13 +147,13 @@ async def test_a_peer_that_is_held_is_not_taken_for_dead_and_its_acks_and_pings_
 async def test_a_batch_that_is_refused_is_answered_behind_a_larger_one_that_is_still_being_parsed() -> None:
     """A client that gets an answer out of turn can only give up."""
     host = await host_with()
-    door = door_of(host)
-    peer = await Peer.greeted(door)
+    server = server_of(host)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     async with held(host.broker) as pressure:
         pressure.add(BOUND)  # others have sent
         peer.produce(opened, 0, b"first")
-        await sweep(door, 8)
+        await sweep(server, 8)
         assert peer.transport.reads, "what it sends is refused from now on, as long as too much waits"
         pressure.remove(100 * KIB)  # not enough for the peers that are held
         peer.produce(opened, 1, bytes(200 * KIB))
@@ -172,15 +172,15 @@ async def test_a_batch_that_is_refused_is_answered_behind_a_larger_one_that_is_s
 @simulated
 async def test_a_peer_with_too_much_of_its_own_that_is_not_on_disk_is_heard_again_after_a_while() -> None:
     host = await host_with()
-    door = door_of(host, unwritten_bytes=100 * KIB)
-    peer = await Peer.greeted(door)
+    server = server_of(host, unwritten_bytes=100 * KIB)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     async with held(host.broker):
         for sequence in range(3):
             peer.produce(opened, sequence, bytes(60 * KIB))
         peer.say(request_id=51, ping=pb.Ping())
         assert not peer.transport.reads
-        await sweep(door, 20)
+        await sweep(server, 20)
         assert peer.heard("pong") and not peer.is_closed
     await settle()
     assert [command.request_id for command in peer.heard("receipt")] == [10_000, 10_001]
@@ -190,8 +190,8 @@ async def test_a_peer_with_too_much_of_its_own_that_is_not_on_disk_is_heard_agai
 @simulated
 async def test_who_only_consumes_is_never_held() -> None:
     host = await host_with(16 * KIB)
-    door = door_of(host)
-    producer, consumer = await Peer.greeted(door), await Peer.greeted(door)
+    server = server_of(host)
+    producer, consumer = await Peer.greeted(server), await Peer.greeted(server)
     opened = await producer.open_producer()
     producer.produce(opened, 0, b"a")
     subscribed = await consumer.subscribe()
@@ -204,8 +204,8 @@ async def test_who_only_consumes_is_never_held() -> None:
 @simulated
 async def test_nothing_stays_counted_of_connections_that_are_lost() -> None:
     host = await host_with()
-    door = door_of(host)
-    peer = await Peer.greeted(door)
+    server = server_of(host)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     async with held(host.broker) as pressure:
         for sequence in range(8):
@@ -224,7 +224,7 @@ async def test_nothing_stays_counted_of_connections_that_are_lost() -> None:
 async def test_unary_messages_beyond_the_bound_are_refused_and_may_be_tried_again() -> None:
     host = await host_with(256 * KIB)
     broker = host.broker
-    peer = await Peer.greeted(door_of(host))
+    peer = await Peer.greeted(server_of(host))
     await peer.open_producer()
     topic = await find_topic(broker)
     producer = await topic.add_producer("unary")

@@ -14,7 +14,7 @@ from pydanube.log.wal import TopicLog, Wal
 from tests.harness.logs import (
     OTHER_TOPIC,
     TOPIC,
-    Machine,
+    LogFixture,
     Producer,
     batch,
     contents,
@@ -30,7 +30,7 @@ CACHES = {"memory": 1 << 20, "files": 0, "both": 8 * 1024}
 every_cache = pytest.mark.parametrize("cache", CACHES)
 
 
-async def with_rows(machine: Machine, cache_bytes: int, **config: int) -> tuple[TopicLog, list[str]]:
+async def with_rows(machine: LogFixture, cache_bytes: int, **config: int) -> tuple[TopicLog, list[str]]:
     """A log of batches with one to four rows in small segments."""
     wal = await machine.boot(cache_bytes=cache_bytes, segment_bytes=4000, **config)
     log = await wal.topic(TOPIC, epoch=1)
@@ -42,7 +42,7 @@ async def with_rows(machine: Machine, cache_bytes: int, **config: int) -> tuple[
     return log, expected
 
 
-def reads_of_files(machine: Machine) -> int:
+def reads_of_files(machine: LogFixture) -> int:
     return sum(step.startswith("read wal") for step in machine.disk.steps)
 
 
@@ -52,7 +52,7 @@ def reads_of_files(machine: Machine) -> int:
 @every_cache
 @simulated
 async def test_reading_from_any_offset_begins_with_the_batch_that_holds_it(cache: str) -> None:
-    machine = Machine()
+    machine = LogFixture()
     log, expected = await with_rows(machine, CACHES[cache])
     everything = numbered(*expected)
     for offset in range(log.head):
@@ -69,14 +69,14 @@ async def test_reading_from_any_offset_begins_with_the_batch_that_holds_it(cache
 @every_cache
 @simulated
 async def test_at_and_beyond_the_head_there_is_nothing_yet(cache: str) -> None:
-    log, _ = await with_rows(Machine(), CACHES[cache])
+    log, _ = await with_rows(LogFixture(), CACHES[cache])
     assert await log.read(log.head) == []
     assert await log.read(log.head + 100) == []
 
 
 @simulated
 async def test_below_what_is_kept_the_error_names_what_is() -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     log = await wal.topic(TOPIC, epoch=1, start_offset=50)
     await fill(log, "a", "b")
     with pytest.raises(OffsetOutOfRange, match=r"offset 49 of .* is not kept: offsets 50 up to 52 are"):
@@ -86,7 +86,7 @@ async def test_below_what_is_kept_the_error_names_what_is() -> None:
 @every_cache
 @simulated
 async def test_a_batch_larger_than_asked_for_is_returned_whole(cache: str) -> None:
-    wal = await Machine().boot(cache_bytes=CACHES[cache])
+    wal = await LogFixture().boot(cache_bytes=CACHES[cache])
     log = await wal.topic(TOPIC, epoch=1)
     for size in (10, 200_000, 10):
         await log.append(sized(size, f"{size}"))
@@ -97,7 +97,7 @@ async def test_a_batch_larger_than_asked_for_is_returned_whole(cache: str) -> No
 
 @simulated
 async def test_a_group_of_many_batches_is_read_in_pieces() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=0, group_bytes=2 << 20, segment_bytes=4 << 20)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "first")
@@ -116,7 +116,7 @@ async def test_a_group_of_many_batches_is_read_in_pieces() -> None:
 
 @simulated
 async def test_a_start_far_inside_a_large_segment_scans_no_more_than_one_index_step() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=0, segment_bytes=8 << 20)
     log = await wal.topic(TOPIC, epoch=1)
     for n in range(100):
@@ -129,7 +129,7 @@ async def test_a_start_far_inside_a_large_segment_scans_no_more_than_one_index_s
 @simulated
 async def test_session_records_are_not_handed_to_readers() -> None:
     for cache_bytes in (0, 1 << 20):
-        wal = await Machine().boot(cache_bytes=cache_bytes)
+        wal = await LogFixture().boot(cache_bytes=cache_bytes)
         log = await wal.topic(TOPIC, epoch=1)
         for n in range(5):
             producer = await Producer.open(log, n + 1)
@@ -144,7 +144,7 @@ async def test_session_records_are_not_handed_to_readers() -> None:
 
 @simulated
 async def test_the_cache_is_bounded_in_bytes_over_all_topics_and_everything_can_be_read() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=20_000, copy_bytes=1024)
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(5)]
     for n in range(20):
@@ -157,7 +157,7 @@ async def test_the_cache_is_bounded_in_bytes_over_all_topics_and_everything_can_
 
 @simulated
 async def test_a_quiet_topic_leaves_the_cache_to_a_busy_one() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=10_000)
     quiet, busy = await wal.topic(TOPIC, epoch=1), await wal.topic(OTHER_TOPIC, epoch=1)
     await fill(quiet, "quiet")
@@ -171,7 +171,7 @@ async def test_a_quiet_topic_leaves_the_cache_to_a_busy_one() -> None:
 
 @simulated
 async def test_what_is_only_in_the_journal_is_never_dropped_from_memory() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=0, copy_bytes=1 << 20)
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(4)]
     for n in range(3):
@@ -184,7 +184,7 @@ async def test_what_is_only_in_the_journal_is_never_dropped_from_memory() -> Non
 
 @simulated
 async def test_a_closed_topic_gives_its_part_of_the_cache_back() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=10_000)
     log, other = await wal.topic(TOPIC, epoch=1), await wal.topic(OTHER_TOPIC, epoch=1)
     await fill(log, *"abcd")
@@ -201,7 +201,7 @@ async def test_a_closed_topic_gives_its_part_of_the_cache_back() -> None:
 @every_cache
 @simulated
 async def test_a_stream_reads_what_is_there_then_follows_and_ends_with_the_log(cache: str) -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=CACHES[cache], segment_bytes=2000)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, *"abc")
@@ -225,7 +225,7 @@ async def test_a_stream_reads_what_is_there_then_follows_and_ends_with_the_log(c
 
 @simulated
 async def test_a_stream_that_starts_beyond_the_head_waits_for_its_offset() -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     log = await wal.topic(TOPIC, epoch=1)
     following = asyncio.ensure_future(anext(aiter(log.follow(2))))
     await fill(log, "a", "b")
@@ -237,7 +237,7 @@ async def test_a_stream_that_starts_beyond_the_head_waits_for_its_offset() -> No
 
 @simulated
 async def test_many_streams_at_different_places_all_see_everything_in_order() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=6000, segment_bytes=4000)
     log = await wal.topic(TOPIC, epoch=1)
     seen: dict[int, list[int]] = {start: [] for start in range(0, 40, 5)}
@@ -257,7 +257,7 @@ async def test_many_streams_at_different_places_all_see_everything_in_order() ->
 
 @simulated
 async def test_a_stream_of_a_log_that_is_closed_ends_at_once_behind_its_last_batch() -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b")
     await log.close()
@@ -269,7 +269,7 @@ async def test_a_stream_of_a_log_that_is_closed_ends_at_once_behind_its_last_bat
 
 @simulated
 async def test_reading_goes_on_while_appends_roll_and_retention_cuts_behind_the_reader() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=0, segment_bytes=2000)
     log = await wal.topic(TOPIC, epoch=1)
     got: list[int] = []
@@ -292,7 +292,7 @@ async def test_reading_goes_on_while_appends_roll_and_retention_cuts_behind_the_
 
 @simulated
 async def test_a_reader_that_retention_overtakes_is_told_what_is_kept() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=0, segment_bytes=2000)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, *"abcdefgh")
@@ -313,7 +313,7 @@ async def test_a_reader_that_retention_overtakes_is_told_what_is_kept() -> None:
 
 @simulated
 async def test_a_read_sees_only_what_is_committed_while_a_group_is_being_written() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=0)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
@@ -329,7 +329,7 @@ async def test_a_read_sees_only_what_is_committed_while_a_group_is_being_written
 # --- what is wrong is not handed out ----------------------------------------------------------------
 
 
-async def closed_and_reopened(machine: Machine, wal: Wal) -> TopicLog:
+async def closed_and_reopened(machine: LogFixture, wal: Wal) -> TopicLog:
     await wal.close()
     wal = await machine.boot(cache_bytes=0)
     return await wal.topic(TOPIC, epoch=2)
@@ -337,7 +337,7 @@ async def closed_and_reopened(machine: Machine, wal: Wal) -> TopicLog:
 
 @simulated
 async def test_every_flipped_byte_of_a_segment_is_found_before_it_is_served() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b")
@@ -362,7 +362,7 @@ async def test_every_flipped_byte_of_a_segment_is_found_before_it_is_served() ->
 
 @simulated
 async def test_a_file_that_was_cut_short_is_damage() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b")
@@ -377,7 +377,7 @@ async def test_a_file_that_was_cut_short_is_damage() -> None:
 
 @simulated
 async def test_two_damaged_places_in_one_segment_are_told_apart() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     ends = []
@@ -398,7 +398,7 @@ async def test_two_damaged_places_in_one_segment_are_told_apart() -> None:
 
 @simulated
 async def test_a_reader_of_a_closed_log_does_not_call_files_damaged_that_the_next_opener_removed() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=0, segment_bytes=4000)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, *(f"{n} " + "x" * 500 for n in range(30)))

@@ -16,7 +16,7 @@ from pydanube.log.wal import TopicLog, Wal
 from tests.harness.logs import (
     OTHER_TOPIC,
     TOPIC,
-    Machine,
+    LogFixture,
     Producer,
     batch,
     contents,
@@ -32,9 +32,9 @@ from tests.harness.logs import (
 EPOCH_1 = "wal/default/orders/00000000000000000001"
 
 
-async def with_log(*payloads: str, close: bool = False, seed: int = 0, **config: int) -> Machine:
+async def with_log(*payloads: str, close: bool = False, seed: int = 0, **config: int) -> LogFixture:
     """A machine whose log has one group per payload; the process was killed, or closed the log."""
-    machine = Machine(seed)
+    machine = LogFixture(seed)
     wal = await machine.boot(**config)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, *payloads)
@@ -45,9 +45,9 @@ async def with_log(*payloads: str, close: bool = False, seed: int = 0, **config:
     return machine
 
 
-async def journaled(*payloads: str, count: int = 3) -> Machine:
+async def journaled(*payloads: str, count: int = 3) -> LogFixture:
     """A machine that was killed with everything of `count` topics in the journal, and nothing in their files."""
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(copy_bytes=1 << 20)
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(count)]
     for payload in payloads:
@@ -62,7 +62,7 @@ async def journaled(*payloads: str, count: int = 3) -> Machine:
     return machine
 
 
-def flip(machine: Machine, path: str, position: int) -> None:
+def flip(machine: LogFixture, path: str, position: int) -> None:
     machine.hardware.flip(path, position)
 
 
@@ -71,7 +71,7 @@ def flip(machine: Machine, path: str, position: int) -> None:
 
 @simulated
 async def test_a_torn_last_group_is_cut_off_kept_aside_and_reported() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b")
@@ -97,7 +97,7 @@ async def test_a_torn_last_group_is_cut_off_kept_aside_and_reported() -> None:
 async def test_a_group_that_was_never_synced_is_there_whole_or_not_at_all_after_any_power_cut() -> None:
     seen = set()
     for seed in range(60):
-        machine = Machine(seed)
+        machine = LogFixture(seed)
         wal = await machine.boot()
         log = await wal.topic(TOPIC, epoch=1)
         await fill(log, "a")
@@ -117,7 +117,7 @@ async def test_a_group_that_was_never_synced_is_there_whole_or_not_at_all_after_
 async def test_a_whole_last_group_is_synced_into_a_new_file_before_it_is_served() -> None:
     """kill -9 leaves the page cache: what is read after the restart must not vanish with the power."""
     for seed in range(20):
-        machine = Machine(seed)
+        machine = LogFixture(seed)
         wal = await machine.boot()
         log = await wal.topic(TOPIC, epoch=1)
         await fill(log, "a")
@@ -135,7 +135,7 @@ async def test_a_whole_last_group_is_synced_into_a_new_file_before_it_is_served(
 
 @simulated
 async def test_the_copied_group_does_not_trust_the_file_whose_sync_failed() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b")
@@ -162,7 +162,7 @@ async def test_a_flipped_bit_in_the_last_group_looks_torn_and_is_kept_aside_and_
 
 @simulated
 async def test_an_empty_log_that_was_killed_opens_at_zero() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     await wal.topic(TOPIC, epoch=1)
     machine.kill()
@@ -204,7 +204,7 @@ async def test_a_group_of_this_segment_at_another_position_is_not_taken_for_one(
 
 @simulated
 async def test_a_group_that_fits_in_everything_but_its_position_is_not_taken_for_one() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
@@ -227,7 +227,7 @@ async def test_a_group_that_fits_in_everything_but_its_position_is_not_taken_for
 @simulated
 async def test_old_bytes_behind_a_shorter_group_written_later_are_not_taken_for_one() -> None:
     """A refused group's bytes stay behind the end; what overwrites them in part leaves the rest of them."""
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
@@ -252,7 +252,7 @@ async def test_old_bytes_behind_a_shorter_group_written_later_are_not_taken_for_
 
 @simulated
 async def test_whatever_stands_behind_a_rolled_segments_end_does_not_exist() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
@@ -338,7 +338,7 @@ async def test_a_stream_hands_out_what_is_good_and_then_meets_the_damage() -> No
 
 @simulated
 async def test_producers_go_on_behind_damage_that_hid_their_batches() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     producer, quiet = await Producer.open(log, 7), await Producer.open(log, 8)
@@ -421,7 +421,7 @@ async def test_the_missing_newest_segment_of_a_finished_epoch_is_damage_and_its_
 
 @simulated
 async def test_a_file_that_vanishes_while_the_log_is_open_is_damage_and_not_retention() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=1024, cache_bytes=0)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b", "c")
@@ -457,7 +457,7 @@ async def test_a_stray_file_in_an_epochs_directory_disturbs_nobody() -> None:
 
 @simulated
 async def test_a_segment_of_another_topic_is_named_and_not_read() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     for topic in (TOPIC, OTHER_TOPIC):
         await fill(await wal.topic(topic, epoch=1), "mine")
@@ -475,7 +475,7 @@ async def test_a_segment_of_another_topic_is_named_and_not_read() -> None:
 
 @simulated
 async def test_a_log_that_cannot_prove_its_end_refuses_to_open_without_a_start_offset_and_says_so() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1, durability="os")
     await fill(log, "a", "b", "c")
@@ -506,7 +506,7 @@ async def test_an_end_below_what_is_known_to_exist_is_not_believed() -> None:
 @simulated
 async def test_durability_os_may_lose_its_end_in_a_power_cut_but_never_invents_or_reorders() -> None:
     for seed in range(30):
-        machine = Machine(seed)
+        machine = LogFixture(seed)
         wal = await machine.boot()
         log = await wal.topic(TOPIC, epoch=1, durability="os")
         await fill(log, *"abcdef")
@@ -581,7 +581,7 @@ async def test_a_journal_with_a_damaged_header_is_kept_and_leaves_the_ends_unpro
 
 @simulated
 async def test_a_log_that_was_closed_stays_proven_when_a_journal_is_damaged() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     await fill(await wal.topic(TOPIC, epoch=1), "a")
     await wal.close()
@@ -615,7 +615,7 @@ async def test_a_damaged_journal_is_remembered_wherever_recovery_from_it_is_cut_
 # --- recovery itself can be cut short ---------------------------------------------------------------
 
 
-async def _torn() -> Machine:
+async def _torn() -> LogFixture:
     machine = await with_log("a", "b", "c", segment_bytes=2000)
     path = machine.segments()[-1]
     end = groups_of(machine.hardware.content(path))[-1]
@@ -623,8 +623,8 @@ async def _torn() -> Machine:
     return machine
 
 
-async def _damaged() -> Machine:
-    machine = Machine()
+async def _damaged() -> LogFixture:
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     producer = await Producer.open(log)
@@ -636,8 +636,8 @@ async def _damaged() -> Machine:
     return machine
 
 
-async def _with_tail_in_the_page_cache() -> Machine:
-    machine = Machine()
+async def _with_tail_in_the_page_cache() -> LogFixture:
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b")
@@ -648,8 +648,8 @@ async def _with_tail_in_the_page_cache() -> Machine:
     return machine
 
 
-async def _with_journal() -> Machine:
-    machine = Machine()
+async def _with_journal() -> LogFixture:
+    machine = LogFixture()
     wal = await machine.boot(copy_bytes=1 << 20)
     logs = [await wal.topic(topic, epoch=1) for topic in (TOPIC, OTHER_TOPIC)]
     for payload in "abc":
@@ -664,7 +664,7 @@ async def _with_journal() -> Machine:
 async def test_recovery_that_is_cut_short_at_any_disk_call_ends_in_the_same_log(
     broken: Callable[[], object], power: bool
 ) -> None:
-    async def recover(machine: Machine) -> TopicLog:
+    async def recover(machine: LogFixture) -> TopicLog:
         wal = await machine.open()
         return await wal.topic(TOPIC, epoch=2)
 
@@ -672,14 +672,14 @@ async def test_recovery_that_is_cut_short_at_any_disk_call_ends_in_the_same_log(
         readable = await contents_until_error(log, 0)
         return readable, log.head, log.held(), list(log.sessions)
 
-    untouched: Machine = await broken()  # type: ignore[misc]
+    untouched: LogFixture = await broken()  # type: ignore[misc]
     untouched.new_process()
     expected = await state(await recover(untouched))
     reports = [path for path in untouched.files() if path.endswith((".damage", ".torn"))]
     step, crashed = 0, True
     while crashed:
         step += 1
-        machine: Machine = await broken()  # type: ignore[misc]
+        machine: LogFixture = await broken()  # type: ignore[misc]
         machine.new_process()
         disk = machine.disk
         crashed = await machine.crash_during(lambda machine=machine: recover(machine), step, power=power)  # type: ignore[misc]

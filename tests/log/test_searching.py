@@ -10,7 +10,7 @@ from pydanube.formats.segment import GROUP_HEADER_SIZE
 from pydanube.log import group_scan, layout, recovery, searching
 from pydanube.log.recovered import TailState
 from pydanube.log.searching import GroupSearch, content_end
-from tests.harness.logs import TOPIC, Machine, contents, fill, groups_of, numbered, simulated, sized
+from tests.harness.logs import TOPIC, LogFixture, contents, fill, groups_of, numbered, simulated, sized
 
 PIECES = [GROUP_HEADER_SIZE, GROUP_HEADER_SIZE + 1, 100, 333, 1000, 4096, 1 << 20]
 
@@ -21,8 +21,8 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     yield request.param
 
 
-async def killed(*payloads: str) -> tuple[Machine, str]:
-    machine = Machine()
+async def killed(*payloads: str) -> tuple[LogFixture, str]:
+    machine = LogFixture()
     wal = await machine.boot()
     await fill(await wal.topic(TOPIC, epoch=1), *payloads)
     machine.kill()
@@ -50,7 +50,7 @@ async def test_every_group_is_found_wherever_pieces_end(piece_bytes: int) -> Non
 
 @simulated
 async def test_the_end_of_what_is_not_zero_is_found_wherever_pieces_end(piece_bytes: int) -> None:
-    machine = Machine()
+    machine = LogFixture()
     content = b"a" + bytes(700) + b"b" + bytes(900)
     await machine.create("f", content)
     disk = machine.hardware.process(97)
@@ -66,7 +66,7 @@ async def test_recovery_of_a_large_segment_never_reads_more_than_a_piece_or_a_gr
 ) -> None:
     for module, name in ((searching, "PIECE_BYTES"), (layout, "_PIECE_BYTES"), (group_scan, "SCAN_READ_BYTES")):
         monkeypatch.setattr(module, name, 4096)
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     for n in range(100):
@@ -97,7 +97,7 @@ async def test_recovery_of_a_large_segment_never_reads_more_than_a_piece_or_a_gr
 @simulated
 async def test_damage_without_anything_that_proves_it_is_looked_through_once() -> None:
     """With durability os no group says that those before it were safe, so all of them are looked at."""
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1, durability="os")
     await fill(log, *(f"{n}" for n in range(200)))

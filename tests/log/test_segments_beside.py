@@ -19,7 +19,7 @@ from pydanube.ports import Write, WriteResult
 from tests.harness.logs import (
     OTHER_TOPIC,
     TOPIC,
-    Machine,
+    LogFixture,
     WatchedDisk,
     batch,
     contents,
@@ -36,7 +36,7 @@ async def cold_topics(wal: Wal, count: int = COLD) -> list[TopicLog]:
     return [await wal.topic(f"/default/cold{number}", epoch=1) for number in range(count)]
 
 
-def slow_names(machine: Machine, seconds: float, part: str = "cold") -> list[int]:
+def slow_names(machine: LogFixture, seconds: float, part: str = "cold") -> list[int]:
     """Every call about the names and headers of such topics takes this long. How many were on their way at once."""
     at_once = [0, 0]
 
@@ -53,7 +53,7 @@ def slow_names(machine: Machine, seconds: float, part: str = "cold") -> list[int
 
 
 async def longest_commit(
-    machine: Machine, busy: TopicLog, while_: Sequence[asyncio.Future[CommitReceipt]], pause: float = 0.001
+    machine: LogFixture, busy: TopicLog, while_: Sequence[asyncio.Future[CommitReceipt]], pause: float = 0.001
 ) -> float:
     """Of appends to `busy`, one after the other, as long as those are undecided."""
     longest = 0.0
@@ -65,7 +65,7 @@ async def longest_commit(
     return longest
 
 
-async def a_busy_topic_beside_cold_ones(machine: Machine) -> tuple[float, float, int]:
+async def a_busy_topic_beside_cold_ones(machine: LogFixture) -> tuple[float, float, int]:
     """The busy one's longest commit, how long all took, and how many segments were made at once."""
     wal = await machine.boot()
     busy = await wal.topic(TOPIC, epoch=1)
@@ -88,7 +88,7 @@ async def a_busy_topic_beside_cold_ones(machine: Machine) -> tuple[float, float,
 
 @simulated
 async def test_a_busy_topic_does_not_wait_for_the_segments_of_three_hundred_cold_ones() -> None:
-    longest, took, at_once = await a_busy_topic_beside_cold_ones(Machine())
+    longest, took, at_once = await a_busy_topic_beside_cold_ones(LogFixture())
     assert longest < 0.001, "its own file is as quick as ever"
     assert at_once == MAKING_MAX
     assert took < 1.2 * COLD / MAKING_MAX * 6 * 0.01, "a segment takes six calls, and so many are made side by side"
@@ -107,7 +107,7 @@ def test_a_log_that_waits_for_segments_between_two_groups_is_found(monkeypatch: 
 
     @simulated
     async def run() -> None:
-        found.append((await a_busy_topic_beside_cold_ones(Machine()))[0])
+        found.append((await a_busy_topic_beside_cold_ones(LogFixture()))[0])
 
     run()
     assert found[0] > 1.0
@@ -115,7 +115,7 @@ def test_a_log_that_waits_for_segments_between_two_groups_is_found(monkeypatch: 
 
 @simulated
 async def test_a_roll_by_size_keeps_its_own_topic_waiting_and_no_other() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=60_000)
     busy, rolls = await wal.topic(TOPIC, epoch=1), await wal.topic("/default/cold", epoch=1)
     await fill(busy, "b")
@@ -131,7 +131,7 @@ async def test_a_roll_by_size_keeps_its_own_topic_waiting_and_no_other() -> None
 
 @simulated
 async def test_the_file_of_the_commit_journal_is_made_beside_the_commits() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=1 << 20)
     busy = await wal.topic(TOPIC, epoch=1)
     await fill(busy, "first")
@@ -149,7 +149,7 @@ async def test_the_file_of_the_commit_journal_is_made_beside_the_commits() -> No
 
 @simulated
 async def test_nobody_waits_while_the_journal_before_is_emptied() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(journal_bytes=8192)
     logs = await cold_topics(wal, 6)
     await asyncio.gather(*(log.prepare() for log in logs))
@@ -174,7 +174,7 @@ async def test_nobody_waits_while_the_journal_before_is_emptied() -> None:
 
 @simulated
 async def test_topics_that_were_opened_together_roll_at_different_times() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_seconds=1000.0)
     logs = await cold_topics(wal, 40)
     await asyncio.gather(*(log.append(batch("a", topic=log.topic)) for log in logs))
@@ -194,7 +194,7 @@ async def test_topics_that_were_opened_together_roll_at_different_times() -> Non
 
 @simulated
 async def test_nothing_of_a_log_is_formed_while_its_segment_is_made() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic("/default/cold", epoch=1)
     slow_names(machine, 1.0)
@@ -209,7 +209,7 @@ async def test_nothing_of_a_log_is_formed_while_its_segment_is_made() -> None:
 
 @simulated
 async def test_closing_waits_for_the_segment_and_commits_what_waited_for_it() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic("/default/cold", epoch=1)
     slow_names(machine, 1.0)
@@ -227,7 +227,7 @@ async def test_closing_waits_for_the_segment_and_commits_what_waited_for_it() ->
 @simulated
 async def test_a_segment_that_is_prepared_while_its_log_closes_is_not_forgotten() -> None:
     """It would count as the log's for ever, and stand behind the end that wal.ckpt names."""
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic("/default/cold", epoch=1)
     slow_names(machine, 1.0)
@@ -242,7 +242,7 @@ async def test_a_segment_that_is_prepared_while_its_log_closes_is_not_forgotten(
 
 @simulated
 async def test_who_gives_up_waiting_for_a_segment_does_not_take_it_along() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic("/default/cold", epoch=1)
     slow_names(machine, 1.0)
@@ -258,7 +258,7 @@ async def test_who_gives_up_waiting_for_a_segment_does_not_take_it_along() -> No
 
 @simulated
 async def test_a_roll_for_room_meets_one_that_is_under_way_and_makes_no_second() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=1024)
     log = await wal.topic("/default/cold", epoch=1)
     await log.append(batch("x" * 2000, topic=log.topic))
@@ -273,7 +273,7 @@ async def test_a_roll_for_room_meets_one_that_is_under_way_and_makes_no_second()
 
 @simulated
 async def test_a_reservation_that_grows_while_the_segment_is_made_lets_the_batch_go() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic("/default/cold", epoch=1)
     log.reserve(0)
@@ -288,7 +288,7 @@ async def test_a_reservation_that_grows_while_the_segment_is_made_lets_the_batch
 @simulated
 async def test_a_crash_between_any_two_disk_calls_of_a_roll_loses_nothing_of_it_or_of_the_others(power: bool) -> None:
     for step in range(1, 200):
-        machine = Machine(step)
+        machine = LogFixture(step)
         wal = await machine.boot(segment_bytes=1024, journal_bytes=8192)
         logs = [await wal.topic(topic, epoch=1) for topic in (TOPIC, OTHER_TOPIC)]
         told: dict[str, list[str]] = {log.topic: [] for log in logs}
@@ -341,7 +341,7 @@ class ShortDisk(WatchedDisk):
             return [error] * len(paths)
 
 
-async def boot_short(machine: Machine, **config: int) -> tuple[Wal, ShortDisk]:
+async def boot_short(machine: LogFixture, **config: int) -> tuple[Wal, ShortDisk]:
     machine.new_process()
     machine.disk = disk = ShortDisk(machine.disk.under)
     return await machine.open(**config), disk
@@ -349,7 +349,7 @@ async def boot_short(machine: Machine, **config: int) -> tuple[Wal, ShortDisk]:
 
 @simulated
 async def test_a_topic_that_gets_no_descriptor_for_its_segment_is_refused_alone_and_can_try_again() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal, disk = await boot_short(machine)
     logs = await cold_topics(wal, 20)
     disk.short = lambda step: "create" in step and "cold7/" in step
@@ -366,7 +366,7 @@ async def test_a_topic_that_gets_no_descriptor_for_its_segment_is_refused_alone_
 @pytest.mark.parametrize("call", ["create", "write", "sync_directory", "make_directory", "rename", "sync ["])
 @simulated
 async def test_no_call_that_finds_no_descriptor_ever_stops_the_log(call: str) -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal, disk = await boot_short(machine, segment_bytes=2048, journal_bytes=8192, copy_bytes=1024)
     logs = await cold_topics(wal, 12)
     expected: dict[str, list[str]] = {log.topic: [] for log in logs}
@@ -403,7 +403,7 @@ async def test_no_call_that_finds_no_descriptor_ever_stops_the_log(call: str) ->
 @simulated
 async def test_a_name_that_cannot_be_synced_for_want_of_a_descriptor_is_synced_later_and_the_log_waits() -> None:
     """The segment is there already: refusing would leave one behind that nobody knows of."""
-    machine = Machine()
+    machine = LogFixture()
     wal, disk = await boot_short(machine)
     log, other = await wal.topic("/default/cold", epoch=1), await wal.topic(TOPIC, epoch=1)
     disk.short = lambda step: step.startswith("sync_directory") and "cold" in step and machine.clock.elapsed() < 5
@@ -417,11 +417,11 @@ async def test_a_name_that_cannot_be_synced_for_want_of_a_descriptor_is_synced_l
 @simulated
 async def test_a_failed_sync_of_the_name_stops_the_log_whoever_asked_for_the_segment() -> None:
     for ask in (lambda log: log.prepare(), lambda log: log.append(batch("a", topic=log.topic))):
-        machine = Machine()
+        machine = LogFixture()
         wal = await machine.boot()
         log = await wal.topic("/default/cold", epoch=1)
 
-        async def fail(number: int, machine: Machine = machine) -> None:
+        async def fail(number: int, machine: LogFixture = machine) -> None:
             if machine.disk.steps[number - 1].startswith("sync_directory"):
                 raise DiskFailed("d", "sync", "input/output error")
 
@@ -434,7 +434,7 @@ async def test_a_failed_sync_of_the_name_stops_the_log_whoever_asked_for_the_seg
 
 @simulated
 async def test_a_log_that_stops_refuses_whatever_waits_for_a_segment() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     busy, cold = await wal.topic(TOPIC, epoch=1), await wal.topic("/default/cold", epoch=1)
     await fill(busy, "a")
@@ -451,7 +451,7 @@ async def test_a_log_that_stops_refuses_whatever_waits_for_a_segment() -> None:
 
 @simulated
 async def test_a_full_disk_refuses_the_logs_that_have_no_segment_and_lets_them_go_on_when_there_is_room() -> None:
-    machine = Machine(capacity_bytes=40_000)
+    machine = LogFixture(capacity_bytes=40_000)
     wal = await machine.boot(ballast_bytes=4096, group_bytes=4096)
     await machine.create("big", bytes(machine.hardware.free_bytes))
     logs = await cold_topics(wal, 7)

@@ -12,19 +12,19 @@ from pydanube.errors import ConfigError, DiskFull, LimitReached, OutOfSequence, 
 from pydanube.formats.segment import SNAPSHOT_LENGTH_MAX, decode_segment_header, segment_header_length
 from pydanube.log import segment_maker
 from pydanube.log.wal import HandedOver, TopicLog, WalConfig
-from tests.harness.logs import TOPIC, Machine, Producer, batch, contents, fill, numbered, settle, simulated, sized
+from tests.harness.logs import TOPIC, LogFixture, Producer, batch, contents, fill, numbered, settle, simulated, sized
 
 HOUR = 3600.0
 DAY = 24 * HOUR
 every_end = pytest.mark.parametrize("end", ["close", "kill", "power cut"])
 
 
-async def started(machine: Machine, **config: Any) -> TopicLog:
+async def started(machine: LogFixture, **config: Any) -> TopicLog:
     wal = await machine.boot(**{"session_seconds": 7 * DAY, **config})
     return await wal.topic(TOPIC, epoch=1)
 
 
-async def reopened(end: str, machine: Machine, log: TopicLog, *, epoch: int, **options: Any) -> TopicLog:
+async def reopened(end: str, machine: LogFixture, log: TopicLog, *, epoch: int, **options: Any) -> TopicLog:
     if end == "close":
         assert machine.wal is not None
         await machine.wal.close()
@@ -49,7 +49,7 @@ async def end_idle(log: TopicLog, *, is_sure: bool = True) -> int:
 @every_end
 @simulated
 async def test_a_session_that_nobody_used_for_the_set_time_ends_and_recovery_agrees(end: str) -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine)
     idle, busy = await Producer.open(log, 7), await Producer.open(log, 8)
     made = idle.make("a")
@@ -73,7 +73,7 @@ async def test_a_session_that_nobody_used_for_the_set_time_ends_and_recovery_agr
 
 @simulated
 async def test_a_session_of_which_the_record_was_lost_in_a_crash_goes_on() -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine)
     producer = await Producer.open(log)
     made = producer.make("a")
@@ -91,7 +91,7 @@ async def test_a_session_of_which_the_record_was_lost_in_a_crash_goes_on() -> No
 
 @simulated
 async def test_the_time_of_the_last_use_outlives_restarts() -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine)
     await Producer.open(log, 7)
     for epoch in range(2, 5):
@@ -104,7 +104,7 @@ async def test_the_time_of_the_last_use_outlives_restarts() -> None:
 
 @simulated
 async def test_no_number_of_a_session_is_given_twice() -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine)
     first = await Producer.open(log)
     late = first.make("a")
@@ -123,7 +123,7 @@ async def test_no_number_of_a_session_is_given_twice() -> None:
 
 @simulated
 async def test_a_batch_in_front_of_the_record_in_the_same_group_keeps_the_session() -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine)
     producer = await Producer.open(log)
     await asyncio.sleep(8 * DAY)
@@ -136,7 +136,7 @@ async def test_a_batch_in_front_of_the_record_in_the_same_group_keeps_the_sessio
 
 @simulated
 async def test_a_batch_behind_the_record_in_the_same_group_is_refused_as_unknown() -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine)
     producer = await Producer.open(log)
     await asyncio.sleep(8 * DAY)
@@ -147,7 +147,7 @@ async def test_a_batch_behind_the_record_in_the_same_group_is_refused_as_unknown
 
 @simulated
 async def test_a_record_that_finds_no_room_ends_nothing() -> None:
-    machine = Machine(capacity_bytes=1 << 20)
+    machine = LogFixture(capacity_bytes=1 << 20)
     log = await started(machine, ballast_bytes=0)
     producer = await Producer.open(log)
     made = producer.make("a")
@@ -165,7 +165,7 @@ async def test_a_record_that_finds_no_room_ends_nothing() -> None:
 
 @simulated
 async def test_an_opener_beside_the_record_gets_a_session_that_lasts() -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine)
     old = await Producer.open(log)
     await asyncio.sleep(8 * DAY)
@@ -182,7 +182,7 @@ async def test_an_opener_beside_the_record_gets_a_session_that_lasts() -> None:
 
 @simulated
 async def test_a_clock_that_jumps_forward_ends_nothing() -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine)
     producer = await Producer.open(log)
     await asyncio.sleep(2 * DAY)
@@ -197,7 +197,7 @@ async def test_a_clock_that_jumps_forward_ends_nothing() -> None:
 
 @simulated
 async def test_a_clock_that_was_ahead_at_the_start_and_is_put_right_ends_nothing() -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine)
     producer = await Producer.open(log)
     machine.clock.jump(1000 * DAY)
@@ -212,7 +212,7 @@ async def test_a_clock_that_was_ahead_at_the_start_and_is_put_right_ends_nothing
 
 @simulated
 async def test_a_clock_that_is_wrong_at_the_start_ends_nothing_that_may_be_resent() -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine)
     producer = await Producer.open(log)
     made = producer.make("a")
@@ -229,7 +229,7 @@ async def test_a_clock_that_is_wrong_at_the_start_ends_nothing_that_may_be_resen
 
 @simulated
 async def test_nothing_ends_while_unknown_sessions_are_adopted_and_then_nothing_is_adopted() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(session_seconds=7 * DAY)
     log = await wal.topic(TOPIC, epoch=3, handed_over=HandedOver(Sessions(adopts_unknown=True)))
     known = await Producer.open(log, 7)
@@ -251,7 +251,7 @@ async def test_nothing_ends_while_unknown_sessions_are_adopted_and_then_nothing_
 
 @simulated
 async def test_sessions_that_were_handed_over_have_their_whole_time_again() -> None:
-    machine = Machine()
+    machine = LogFixture()
     sessions = Sessions()
     sessions.opened(7, 1 << 32, 5)
     sessions.accepted(7, 1 << 32, 0, 1, 3, 0, 1, 5)
@@ -271,7 +271,7 @@ async def test_sessions_that_were_handed_over_have_their_whole_time_again() -> N
 
 @simulated
 async def test_an_opener_beyond_the_bound_is_told_so_and_others_go_on() -> None:
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine, sessions_max=3)
     producers = [await Producer.open(log, number) for number in (1, 2, 3)]
     for _ in range(2):
@@ -286,14 +286,14 @@ async def test_an_opener_beyond_the_bound_is_told_so_and_others_go_on() -> None:
 
 @simulated
 async def test_openers_at_the_same_time_do_not_pass_the_bound_together() -> None:
-    log = await started(Machine(), sessions_max=3)
+    log = await started(LogFixture(), sessions_max=3)
     opened = await asyncio.gather(*(log.open_session(number) for number in range(1, 9)), return_exceptions=True)
     assert sum(isinstance(each, LimitReached) for each in opened) == 5 and len(log.sessions) == 3
 
 
 @simulated
 async def test_no_unknown_session_is_adopted_beyond_the_bound() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(sessions_max=2)
     log = await wal.topic(TOPIC, epoch=3, adopts_unknown=True)
     for number in (1, 2):
@@ -311,7 +311,7 @@ async def test_no_unknown_session_is_adopted_beyond_the_bound() -> None:
 @simulated
 async def test_a_header_never_gets_a_snapshot_that_nobody_could_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_maker, "SNAPSHOT_LENGTH_MAX", 1000)
-    machine = Machine()
+    machine = LogFixture()
     log = await started(machine, segment_bytes=2000)
     for number in range(1, 30):
         producer = await Producer.open(log, number)
@@ -338,7 +338,7 @@ def test_the_bound_leaves_room_for_twice_as_many_in_a_header() -> None:
 
 @simulated
 async def test_a_log_without_sessions_has_nothing_to_end() -> None:
-    log = await started(Machine())
+    log = await started(LogFixture())
     await log.append(batch("a"))
     await asyncio.sleep(8 * DAY)
     assert await end_idle(log) == 0

@@ -10,12 +10,23 @@ from pydanube.errors import ConfigError, DirectoryInUse, FormatTooNew
 from pydanube.formats.segment import GROUP_HEADER_SIZE
 from pydanube.log.layout import FORMAT
 from pydanube.log.verify import verify, walk
-from tests.harness.logs import OTHER_TOPIC, TOPIC, Machine, Producer, batch, fill, groups_of, settle, simulated, texts
+from tests.harness.logs import (
+    OTHER_TOPIC,
+    TOPIC,
+    LogFixture,
+    Producer,
+    batch,
+    fill,
+    groups_of,
+    settle,
+    simulated,
+    texts,
+)
 
 
-async def with_two_topics(*, close: bool = True) -> Machine:
+async def with_two_topics(*, close: bool = True) -> LogFixture:
     """Two topics over two epochs, several segments each."""
-    machine = Machine()
+    machine = LogFixture()
     for epoch in (1, 2):
         wal = await machine.boot(segment_bytes=2000)
         for topic in (TOPIC, OTHER_TOPIC):
@@ -30,7 +41,7 @@ async def with_two_topics(*, close: bool = True) -> Machine:
     return machine
 
 
-def tree(machine: Machine) -> dict[str, bytes]:
+def tree(machine: LogFixture) -> dict[str, bytes]:
     return {path: machine.hardware.content(path) for path in machine.files() if path != "LOCK"}
 
 
@@ -77,7 +88,7 @@ async def test_progress_is_told_while_it_reads() -> None:
 
 @simulated
 async def test_every_flipped_byte_of_a_segment_is_found_and_named_by_file_position_and_offsets() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b", "c")
@@ -118,7 +129,7 @@ async def test_a_damaged_header_or_checkpoint_or_a_missing_segment_is_a_problem(
 
 @simulated
 async def test_an_unfinished_write_is_a_note_and_not_a_problem() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
@@ -132,7 +143,7 @@ async def test_an_unfinished_write_is_a_note_and_not_a_problem() -> None:
 
 @simulated
 async def test_an_end_that_nothing_proves_is_a_problem() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     await fill(await wal.topic(TOPIC, epoch=1, durability="os"), "a")
     machine.kill()
@@ -142,7 +153,7 @@ async def test_an_end_that_nothing_proves_is_a_problem() -> None:
 
 @simulated
 async def test_offsets_of_another_owner_are_holes_and_not_problems() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b")
@@ -156,7 +167,7 @@ async def test_offsets_of_another_owner_are_holes_and_not_problems() -> None:
 
 @simulated
 async def test_what_only_the_journals_hold_is_counted_and_stays_there() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(copy_bytes=1 << 20)
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(3)]
     for payload in "ab":
@@ -171,7 +182,7 @@ async def test_what_only_the_journals_hold_is_counted_and_stays_there() -> None:
 
 @simulated
 async def test_a_damaged_journal_is_a_problem_of_the_directory_and_of_every_open_log() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     logs = [await wal.topic(f"/default/t{n}", epoch=1) for n in range(3)]
     for payload in "ab":
@@ -187,7 +198,7 @@ async def test_a_damaged_journal_is_a_problem_of_the_directory_and_of_every_open
 
 @simulated
 async def test_a_directory_in_use_is_not_verified_and_its_holder_is_named() -> None:
-    machine = Machine()
+    machine = LogFixture()
     await machine.boot()
     with pytest.raises(DirectoryInUse, match=f"in use by process {machine.disk.under.pid}"):
         await machine.verify()
@@ -224,7 +235,7 @@ async def test_a_walk_yields_the_batches_from_an_offset_on_over_all_epochs() -> 
 
 @simulated
 async def test_a_walk_goes_on_behind_damage_and_names_it() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     await fill(await wal.topic(TOPIC, epoch=1), "a", "b", "c")
     await wal.close()

@@ -35,7 +35,7 @@ from pydanube.stores.work.memory_clock import LoopClock
 from tests.harness.logs import (
     OTHER_TOPIC,
     TOPIC,
-    Machine,
+    LogFixture,
     Producer,
     batch,
     contents,
@@ -50,7 +50,7 @@ from tests.harness.logs import (
 every_end = pytest.mark.parametrize("end", ["close", "kill", "power cut"])
 
 
-async def end_process(end: str, machine: Machine, wal: Wal) -> None:
+async def end_process(end: str, machine: LogFixture, wal: Wal) -> None:
     if end == "close":
         await wal.close()
     elif end == "kill":
@@ -92,7 +92,7 @@ async def test_a_directory_in_use_is_refused_and_its_holder_named_by_pid() -> No
 
 @simulated
 async def test_a_directory_from_a_newer_version_is_refused_with_what_to_do_and_not_touched() -> None:
-    machine = Machine()
+    machine = LogFixture()
     await (await machine.boot()).close()
     await machine.replace(FORMAT, b'{"product": "pydanube", "format": 2}')
     before = {path: machine.hardware.content(path) for path in machine.files()}
@@ -119,7 +119,7 @@ async def test_a_directory_from_a_newer_version_is_refused_with_what_to_do_and_n
 )
 @simulated
 async def test_a_format_file_that_is_garbage_is_refused(garbage: bytes) -> None:
-    machine = Machine()
+    machine = LogFixture()
     await (await machine.boot()).close()
     await machine.replace(FORMAT, garbage)
     with pytest.raises(ConfigError, match=r"FORMAT = .* is not allowed: a data directory of PyDanube"):
@@ -129,7 +129,7 @@ async def test_a_format_file_that_is_garbage_is_refused(garbage: bytes) -> None:
 
 @simulated
 async def test_a_new_directory_says_its_format_and_keeps_saying_it() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     machine.cut_power()
     assert json.loads(machine.hardware.content(FORMAT)) == {"product": "pydanube", "format": 1}
@@ -158,7 +158,7 @@ def test_a_setting_out_of_bounds_is_refused_by_name(setting: str, value: int) ->
 @every_end
 @simulated
 async def test_offsets_go_on_exactly_after_every_restart_with_rolled_segments(end: str) -> None:
-    machine = Machine()
+    machine = LogFixture()
     expected: list[str] = []
     for epoch in range(1, 6):
         wal = await machine.boot(segment_bytes=2000)
@@ -177,7 +177,7 @@ async def test_offsets_go_on_exactly_after_every_restart_with_rolled_segments(en
 
 @simulated
 async def test_every_epoch_has_a_directory_of_its_own_and_adds_to_no_other() -> None:
-    machine = Machine()
+    machine = LogFixture()
     for epoch in (1, 5):
         wal = await machine.boot()
         await fill(await wal.topic(TOPIC, epoch=epoch), f"{epoch}")
@@ -193,7 +193,7 @@ async def test_every_epoch_has_a_directory_of_its_own_and_adds_to_no_other() -> 
 @every_end
 @simulated
 async def test_an_epoch_that_was_used_is_refused_and_the_next_free_one_named(end: str) -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     await fill(await wal.topic(TOPIC, epoch=3), "a")
     with pytest.raises(OffsetTaken):  # it is open
@@ -209,7 +209,7 @@ async def test_an_epoch_that_was_used_is_refused_and_the_next_free_one_named(end
 
 @simulated
 async def test_a_start_offset_that_was_given_is_refused_and_the_next_free_one_named() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     await fill(await wal.topic(TOPIC, epoch=1), "a", "b", "c")
     await wal.close()
@@ -222,7 +222,7 @@ async def test_a_start_offset_that_was_given_is_refused_and_the_next_free_one_na
 
 @simulated
 async def test_a_topic_that_moved_in_starts_where_the_seal_says_and_the_hole_names_what_is_held() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=0)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "0", "1", "2")
@@ -249,7 +249,7 @@ async def test_a_topic_that_moved_in_starts_where_the_seal_says_and_the_hole_nam
 
 @simulated
 async def test_a_fresh_log_may_start_anywhere_and_says_so_after_a_restart() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=7, start_offset=1000)
     assert (log.first_offset, log.head, log.held()) == (1000, 1000, [])
@@ -261,7 +261,7 @@ async def test_a_fresh_log_may_start_anywhere_and_says_so_after_a_restart() -> N
 
 @simulated
 async def test_a_topic_can_be_closed_and_opened_again_while_the_others_go_on() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log, other = await wal.topic(TOPIC, epoch=1), await wal.topic(OTHER_TOPIC, epoch=1)
     await fill(log, "a")
@@ -278,7 +278,7 @@ async def test_a_topic_can_be_closed_and_opened_again_while_the_others_go_on() -
 
 @simulated
 async def test_a_segment_that_is_full_is_followed_by_a_new_one() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=3000)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, *"abcdefgh")
@@ -292,7 +292,7 @@ async def test_a_segment_that_is_full_is_followed_by_a_new_one() -> None:
 
 @simulated
 async def test_a_segment_that_is_old_is_followed_by_a_new_one() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_seconds=60.0)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
@@ -308,7 +308,7 @@ async def test_a_segment_that_is_old_is_followed_by_a_new_one() -> None:
 
 @simulated
 async def test_a_session_that_is_opened_takes_no_offset_and_survives_a_roll() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=1024)
     log = await wal.topic(TOPIC, epoch=1)
     producer = await Producer.open(log)
@@ -326,7 +326,7 @@ async def test_a_session_that_is_opened_takes_no_offset_and_survives_a_roll() ->
 @simulated
 async def test_a_resent_batch_gets_its_old_receipt_and_is_not_stored_twice_also_after_a_restart(end: str) -> None:
     for segment_bytes in (1024, 1 << 20):
-        machine = Machine()
+        machine = LogFixture()
         wal = await machine.boot(segment_bytes=segment_bytes)
         log = await wal.topic(TOPIC, epoch=1)
         producer = await Producer.open(log)
@@ -343,7 +343,7 @@ async def test_a_resent_batch_gets_its_old_receipt_and_is_not_stored_twice_also_
 
 @simulated
 async def test_a_resend_older_than_the_window_or_changed_is_refused() -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     log = await wal.topic(TOPIC, epoch=1)
     producer = await Producer.open(log)
     made = [producer.make(f"{n}") for n in range(9)]
@@ -362,7 +362,7 @@ async def test_a_resend_older_than_the_window_or_changed_is_refused() -> None:
 
 @simulated
 async def test_a_duplicate_inside_one_group_shares_the_fate_of_the_first() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     producer = await Producer.open(log)
@@ -382,7 +382,7 @@ async def test_a_duplicate_inside_one_group_shares_the_fate_of_the_first() -> No
 
 @simulated
 async def test_a_duplicate_inside_a_group_that_fails_fails_too_and_can_be_sent_again() -> None:
-    machine = Machine(capacity_bytes=40_000)
+    machine = LogFixture(capacity_bytes=40_000)
     wal = await machine.boot(ballast_bytes=0)
     log = await wal.topic(TOPIC, epoch=1)
     producer = await Producer.open(log)
@@ -403,7 +403,7 @@ async def test_a_duplicate_inside_a_group_that_fails_fails_too_and_can_be_sent_a
 @every_end
 @simulated
 async def test_a_newer_session_fences_the_older_one_also_after_a_restart(end: str) -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     old = await Producer.open(log)
@@ -426,7 +426,7 @@ async def test_a_newer_session_fences_the_older_one_also_after_a_restart(end: st
 
 @simulated
 async def test_two_producers_of_one_name_that_open_at_once_get_two_sessions_and_one_is_fenced() -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     log = await wal.topic(TOPIC, epoch=1)
     first, second = await asyncio.gather(Producer.open(log, 7), Producer.open(log, 7))
     assert first.session != second.session
@@ -438,7 +438,7 @@ async def test_two_producers_of_one_name_that_open_at_once_get_two_sessions_and_
 
 @simulated
 async def test_a_session_that_nobody_opened_is_refused_unless_the_owner_was_told_to_adopt() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=5)
     stranger = Producer(9, (4 << 32) + 1)
@@ -459,7 +459,7 @@ async def test_a_session_that_nobody_opened_is_refused_unless_the_owner_was_told
 
 @simulated
 async def test_producers_of_one_topic_do_not_disturb_each_other() -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     log = await wal.topic(TOPIC, epoch=1)
     producers = [await Producer.open(log, n) for n in (1, 2, 3)]
     done = [log.submit(each.make(f"{n}{each.producer_id}")) for n in range(3) for each in producers]
@@ -476,7 +476,7 @@ async def test_producers_of_one_topic_do_not_disturb_each_other() -> None:
 @every_end
 @simulated
 async def test_append_time_never_decreases_when_the_clock_jumps_back(end: str) -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
@@ -500,7 +500,7 @@ async def test_append_time_never_decreases_when_the_clock_jumps_back(end: str) -
 
 @simulated
 async def test_retention_removes_whole_segments_only_and_the_first_offset_moves() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=2000, cache_bytes=0)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, *"abcdefgh")  # two per segment
@@ -521,7 +521,7 @@ async def test_retention_removes_whole_segments_only_and_the_first_offset_moves(
 
 @simulated
 async def test_retention_always_leaves_the_newest_segment() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=2000)
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, *"abcd")
@@ -533,7 +533,7 @@ async def test_retention_always_leaves_the_newest_segment() -> None:
 
 @simulated
 async def test_retention_goes_through_epochs_and_their_directories_vanish() -> None:
-    machine = Machine()
+    machine = LogFixture()
     for epoch in (1, 2, 3):
         wal = await machine.boot()
         log = await wal.topic(TOPIC, epoch=epoch)
@@ -550,7 +550,7 @@ async def test_retention_goes_through_epochs_and_their_directories_vanish() -> N
 
 @simulated
 async def test_sessions_survive_the_removal_of_the_segments_that_opened_them() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=1024)
     log = await wal.topic(TOPIC, epoch=1)
     producer = await Producer.open(log)
@@ -566,7 +566,7 @@ async def test_sessions_survive_the_removal_of_the_segments_that_opened_them() -
 
 @simulated
 async def test_damaged_segments_are_set_aside_by_retention_and_not_removed() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a", "b", "c")
@@ -590,7 +590,7 @@ async def test_a_crash_between_any_two_disk_calls_of_retention_leaves_the_old_or
     seen, step, crashed = set(), 0, True
     while crashed:
         step += 1
-        machine = Machine(step)
+        machine = LogFixture(step)
         for epoch in (1, 2):
             wal = await machine.boot(segment_bytes=2000)
             log = await wal.topic(TOPIC, epoch=epoch)
@@ -612,7 +612,7 @@ async def test_a_crash_between_any_two_disk_calls_of_retention_leaves_the_old_or
 
 @simulated
 async def test_truncation_of_a_closed_log_is_refused() -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
     await log.close()
@@ -625,7 +625,7 @@ async def test_truncation_of_a_closed_log_is_refused() -> None:
 
 @simulated
 async def test_batches_beyond_the_reservation_wait_and_go_on_when_it_grows() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log, other = await wal.topic(TOPIC, epoch=1), await wal.topic(OTHER_TOPIC, epoch=1)
     log.reserve(3)
@@ -644,7 +644,7 @@ async def test_batches_beyond_the_reservation_wait_and_go_on_when_it_grows() -> 
 
 @simulated
 async def test_batches_that_wait_for_a_reservation_are_refused_when_the_log_closes() -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     log = await wal.topic(TOPIC, epoch=1)
     log.reserve(1)
     done = [log.submit(batch("a")), log.submit(batch("b"))]
@@ -707,7 +707,7 @@ def _seal(data: bytearray) -> None:
 async def test_a_bad_batch_is_refused_by_name_and_the_log_is_untouched(
     spoil: Callable[[bytearray], None], what: str
 ) -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     await fill(log, "a")
@@ -723,7 +723,7 @@ async def test_a_bad_batch_is_refused_by_name_and_the_log_is_untouched(
 
 @simulated
 async def test_a_batch_for_another_topic_is_refused_and_the_log_is_untouched() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot()
     log = await wal.topic(TOPIC, epoch=1)
     with pytest.raises(InvalidBatch, match=f"made for another topic than {TOPIC}"):
@@ -737,7 +737,7 @@ async def test_a_batch_for_another_topic_is_refused_and_the_log_is_untouched() -
 @simulated
 async def test_reading_by_time_finds_the_smallest_offset_published_at_or_after_it() -> None:
     for restart in (False, True):
-        machine = Machine()
+        machine = LogFixture()
         wal = await machine.boot(segment_bytes=1024)
         log = await wal.topic(TOPIC, epoch=1)
         times = [[100, 300], [200], [250, 50, 400], [10], [400, 399]]
@@ -756,13 +756,13 @@ async def test_reading_by_time_finds_the_smallest_offset_published_at_or_after_i
 
 @simulated
 async def test_reading_by_time_in_an_empty_log_gives_its_head() -> None:
-    wal = await Machine().boot()
+    wal = await LogFixture().boot()
     assert await (await wal.topic(TOPIC, epoch=1, start_offset=17)).offset_at(0) == 17
 
 
 @simulated
 async def test_reading_by_time_goes_on_while_the_log_rolls_behind_it() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(segment_bytes=1024, cache_bytes=0)
     log = await wal.topic(TOPIC, epoch=1)
     for time in (1000, 1, 2, 3):
@@ -780,7 +780,7 @@ async def test_reading_by_time_goes_on_while_the_log_rolls_behind_it() -> None:
 
 @simulated
 async def test_reading_by_time_into_damage_says_so() -> None:
-    machine = Machine()
+    machine = LogFixture()
     wal = await machine.boot(cache_bytes=0)
     log = await wal.topic(TOPIC, epoch=1)
     await log.append(sized(500, "a"))

@@ -19,15 +19,25 @@ from pydanube.core.history.tiers import Retention, TierConfig
 from pydanube.errors import LogFull
 from pydanube.log.wal import Wal
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from tests.harness.brokers import ORDERS, Host, consume, find_topic, make_topic, one_topic, publish, settle, simulated
-from tests.harness.doors import TOPIC, refused, serving
-from tests.harness.peers import Peer, door_of
+from tests.harness.brokers import (
+    ORDERS,
+    BrokerFixture,
+    consume,
+    find_topic,
+    make_topic,
+    one_topic,
+    publish,
+    settle,
+    simulated,
+)
+from tests.harness.peers import Peer, server_of
+from tests.harness.servers import TOPIC, refused, serving
 from tests.harness.tiers import (
     KIB,
     SMALL,
-    Shelf,
+    ObjectStoreFixture,
     Teller,
-    TierHost,
+    TierFixture,
     all_uploaded,
     carried,
     check_stored,
@@ -43,8 +53,8 @@ GAUGES = "danube_wal_size_bytes", "danube_wal_limit_bytes"
 LASTING = replace(SMALL, upload_seconds=100.0, local=Retention(), retention_check_seconds=60.0)
 
 
-def bounded(tier: TierConfig = LASTING, bound: int = BOUND, **named: Any) -> TierHost:
-    host = TierHost(tier, **named)
+def bounded(tier: TierConfig = LASTING, bound: int = BOUND, **named: Any) -> TierFixture:
+    host = TierFixture(tier, **named)
     host.config = replace(host.config, storage=replace(host.config.storage, wal_bytes_max=bound))
     return host
 
@@ -81,7 +91,7 @@ async def test_while_the_store_is_away_publishes_are_refused_at_the_bound_and_go
     stream = await consume(orders, "meanwhile", acks=True, start=0)
     teller = Teller(size=4 * KIB)
     await teller.tell(orders)
-    host.shelf.away = True
+    host.object_store.away = True
     full = await fill(orders, teller)
     assert full.retryable and full.limit_bytes == BOUND <= full.size_bytes < BOUND + 16 * KIB
     await asyncio.sleep(312)
@@ -100,7 +110,7 @@ async def test_while_the_store_is_away_publishes_are_refused_at_the_bound_and_go
     }
     assert gauges == {GAUGES[0]: broker.wal.size_bytes(), GAUGES[1]: BOUND}
     assert lines(caplog) == ["log full"]
-    host.shelf.away = False
+    host.object_store.away = False
     await asyncio.sleep(31)  # the longest pause between two attempts
     assert lines(caplog) == ["log full", "log has room again"]
     await teller.tell(orders, 3)
@@ -119,18 +129,18 @@ async def test_the_first_object_that_frees_something_lets_publishes_go_on() -> N
     bound = 8 * BOUND
     host = bounded(replace(LASTING, object_bytes=BOUND, merged_bytes=KIB), bound)
     broker, orders = await one_topic(host)
-    host.shelf.away = True
+    host.object_store.away = True
     teller = Teller(size=16 * KIB)
     await fill(orders, teller)
     puts: list[int] = []
-    put = host.shelf.put
+    put = host.object_store.put
 
     async def counted(key: str, data: Sequence[Any], *, create: bool = False) -> Any:
         puts.append(broker.wal.size_bytes())
         return await put(key, data, create=create)
 
-    host.shelf.put = counted  # type: ignore[method-assign]
-    host.shelf.away = False
+    host.object_store.put = counted  # type: ignore[method-assign]
+    host.object_store.away = False
     await asyncio.sleep(60)
     assert carried(orders).lag_offsets == 0 and len(puts) >= 8
     assert puts[0] >= bound > puts[1], "one object was enough"
@@ -141,9 +151,9 @@ async def test_the_first_object_that_frees_something_lets_publishes_go_on() -> N
 async def test_a_producer_that_numbers_its_batches_sends_again_what_was_refused_and_nothing_is_stored_twice() -> None:
     host = bounded()
     _, orders = await one_topic(host)
-    peer = await Peer.greeted(door_of(host))
+    peer = await Peer.greeted(server_of(host))
     opened = await peer.open_producer()
-    host.shelf.away = True
+    host.object_store.away = True
     await fill(orders, Teller(size=4 * KIB))
     head = orders.head
     for sequence in range(3):
@@ -153,7 +163,7 @@ async def test_a_producer_that_numbers_its_batches_sends_again_what_was_refused_
     assert [error.code for error in errors] == [pb.LOG_FULL] * 3 and all(error.retryable for error in errors)
     assert "Uploads" in errors[0].sentence or "on their way" in errors[0].sentence
     assert not peer.is_closed and orders.head == head
-    host.shelf.away = False
+    host.object_store.away = False
     await asyncio.sleep(40)
     for sequence in range(3):
         peer.produce(opened, sequence, b"%d" % sequence, request_id=50 + sequence)
@@ -163,11 +173,11 @@ async def test_a_producer_that_numbers_its_batches_sends_again_what_was_refused_
 
 @simulated
 async def test_what_an_earlier_process_left_counts_too() -> None:
-    host = TierHost(LASTING)
+    host = TierFixture(LASTING)
     _, orders = await one_topic(host)
     teller = Teller(size=4 * KIB)
     await teller.tell(orders, 40)
-    host.shelf.away = True
+    host.object_store.away = True
     host.kill()
     host.config = replace(host.config, storage=replace(host.config.storage, wal_bytes_max=BOUND))
     broker = await host.boot()
@@ -175,7 +185,7 @@ async def test_what_an_earlier_process_left_counts_too() -> None:
     assert segment_bytes(broker.wal) == broker.wal.size_bytes() > BOUND
     with pytest.raises(LogFull):
         await teller.tell(orders)
-    host.shelf.away = False
+    host.object_store.away = False
     await asyncio.sleep(60)
     await teller.tell(orders)
     assert await read_everything(orders) == teller.told
@@ -183,13 +193,13 @@ async def test_what_an_earlier_process_left_counts_too() -> None:
 
 @simulated
 async def test_a_log_without_a_bound_or_without_a_store_says_so() -> None:
-    host = TierHost(LASTING)
-    host.shelf.away = True
+    host = TierFixture(LASTING)
+    host.object_store.away = True
     broker, orders = await one_topic(host)
     await Teller().tell(orders, 40)
     assert broker.wal.excess_bytes() < 0 and broker.wal.full is None
 
-    alone = Host()
+    alone = BrokerFixture()
     alone.config = replace(alone.config, storage=replace(alone.config.storage, wal_bytes_max=BOUND))
     broker, orders = await one_topic(alone)
     assert "Nothing uploads what is in it" in str(await fill(orders, Teller()))
@@ -254,12 +264,12 @@ async def test_what_is_not_uploaded_never_leaves_the_disk_however_full_it_is() -
     host = bounded()
     _, orders = await one_topic(host)
     teller = Teller(size=4 * KIB)
-    host.shelf.away = True
+    host.object_store.away = True
     await fill(orders, teller)
     await asyncio.sleep(250)
     assert orders.log.held() == [(0, orders.head)]
     host.kill()
-    host.shelf.away = False
+    host.object_store.away = False
     await recovered(host, teller.told)
 
 
@@ -286,15 +296,15 @@ async def test_bytes_are_counted_whatever_becomes_of_topics() -> None:
 
 
 def test_clients_are_told_to_wait_and_ours_goes_on_by_itself() -> None:
-    shelf = Shelf()
+    object_store = ObjectStoreFixture()
     storage = StorageConfig(wal_bytes_max=BOUND, segment_bytes=32 * KIB, tier=replace(LASTING, upload_seconds=1.0))
 
     async def main() -> None:
-        async with serving(storage=storage, make_objects=lambda: shelf) as calls:
+        async with serving(storage=storage, make_objects=lambda: object_store) as calls:
             producer = await calls.create_producer()
-            async with pydanube.connect(f"danube://{calls.doors.stream_addr}") as client:
+            async with pydanube.connect(f"danube://{calls.servers.stream_addr}") as client:
                 native = await client.producer(TOPIC, name="native").open()
-                shelf.away = True
+                object_store.away = True
                 for number in count():
                     try:
                         await calls.send(producer, bytes(16 * KIB))
@@ -307,7 +317,7 @@ def test_clients_are_told_to_wait_and_ours_goes_on_by_itself() -> None:
                 sending = asyncio.create_task(native.send(b"native"))
                 await asyncio.sleep(0.3)
                 assert not sending.done()
-                shelf.away = False
+                object_store.away = False
                 assert (await asyncio.wait_for(sending, 20)).offset == number
                 await calls.send(producer)
 

@@ -63,8 +63,8 @@ class AcknowledgesBeforeTheSync:
 
 
 def ack_before_fsync(patch: pytest.MonkeyPatch) -> Tweak:
-    def tweak(town: Cluster) -> None:
-        town.wrap_disk = AcknowledgesBeforeTheSync  # type: ignore[assignment]
+    def tweak(cluster: Cluster) -> None:
+        cluster.wrap_disk = AcknowledgesBeforeTheSync  # type: ignore[assignment]
 
     return tweak
 

@@ -154,9 +154,9 @@ class Recorder:
 class Replay:
     """Steps, in a FaultyDisk."""
 
-    def __init__(self, dice: Random) -> None:
-        self.disk = FaultyDisk(dice)
-        self._dice = dice
+    def __init__(self, rng: Random) -> None:
+        self.disk = FaultyDisk(rng)
+        self._rng = rng
         self._process = self.disk.process()
         self._files: dict[int, DiskFile] = {}
         self._begun: dict[int, int] = {}
@@ -202,7 +202,7 @@ class Replay:
 
     def cut(self) -> None:
         """The power goes."""
-        self.disk.crash(self._dice)
+        self.disk.crash(self._rng)
         self.kill()
 
     def kill(self) -> None:

@@ -123,16 +123,16 @@ class WatchedMetadata(Metadata):
 
 class History:
     def __init__(self, seed: int) -> None:
-        self.dice = Random(seed)
+        self.rng = Random(seed)
         self.clock = SimClock()
-        self.disk = FaultyDisk(Random(self.dice.randrange(2**62)), faults=Faults(delays=0.02, delay_seconds_max=0.3))
+        self.disk = FaultyDisk(Random(self.rng.randrange(2**62)), faults=Faults(delays=0.02, delay_seconds_max=0.3))
         self.ledgers = [
             Ledger(TopicName(f"/default/t{number}"))
-            for number in range(self.dice.choice((1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 9)))
+            for number in range(self.rng.choice((1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 9)))
         ]
         self.metadata = WatchedMetadata(self.clock, self.ledgers)
-        self.work = SimWork(Random(self.dice.randrange(2**62)))
-        dispatch = DispatchConfig(max_unacked_messages=self.dice.choice((1, 3, 10, 50)))
+        self.work = SimWork(Random(self.rng.randrange(2**62)))
+        dispatch = DispatchConfig(max_unacked_messages=self.rng.choice((1, 3, 10, 50)))
         self.config = Config(dispatch=dispatch)
         self.sent = 0
         self.delivered = 0
@@ -141,15 +141,15 @@ class History:
         self.clients: list[asyncio.Task[None]] = []
 
     async def live(self) -> None:
-        for _ in range(self.dice.randint(1, BOOTS_MAX)):
+        for _ in range(self.rng.randint(1, BOOTS_MAX)):
             try:
-                await asyncio.wait_for(self._boot(), self.dice.choice((0.05, 1000, 1000, 1000)))
+                await asyncio.wait_for(self._boot(), self.rng.choice((0.05, 1000, 1000, 1000)))
             except (TimeoutError, ProcessDied):
                 self._die()  # in the middle of starting
                 continue
             self._start_clients()
-            await self.clock.sleep(self.dice.choice((0.3, 2.0, 8.0)) * self.dice.random())
-            if self.dice.random() < 0.25:
+            await self.clock.sleep(self.rng.choice((0.3, 2.0, 8.0)) * self.rng.random())
+            if self.rng.random() < 0.25:
                 await self._leave(self.process.call(self.broker.stop()))
             self._die()
         await self._end_well()
@@ -180,14 +180,14 @@ class History:
         self.clients.clear()
         self.store.dead = True
         self.process.kill()
-        if self.dice.random() < 0.5:
+        if self.rng.random() < 0.5:
             self.disk.kill(self.access)
         else:
             self.disk.crash()
 
     async def _leave(self, request: Coroutine[Any, Any, Any]) -> None:
         with contextlib.suppress(TimeoutError, ProcessDied):
-            await asyncio.wait_for(request, self.dice.choice((0.01, 60.0)))
+            await asyncio.wait_for(request, self.rng.choice((0.01, 60.0)))
 
     # --- the clients ---
 
@@ -196,11 +196,11 @@ class History:
         for ledger in self.ledgers:
             topic = self.broker.topics.get(ledger.name)
             assert isinstance(topic, Topic)
-            self.clients += [start(self._produce(ledger, topic, number)) for number in range(self.dice.randint(1, 3))]
+            self.clients += [start(self._produce(ledger, topic, number)) for number in range(self.rng.randint(1, 3))]
             for kind in Kind:
-                count = 1 if kind is Kind.EXCLUSIVE else self.dice.randint(1, 3)
+                count = 1 if kind is Kind.EXCLUSIVE else self.rng.randint(1, 3)
                 self.clients += [start(self._consume(ledger, topic, kind, f"c{number}")) for number in range(count)]
-            if self.dice.random() < 0.3:
+            if self.rng.random() < 0.3:
                 self.clients.append(start(self._chaos(topic)))
 
     async def _produce(self, ledger: Ledger, topic: Topic, number: int) -> None:
@@ -208,16 +208,16 @@ class History:
         identity = await topic.add_producer(name)
         if self.calm:
             await self.clock.sleep(1)
-        for _ in range(3 if self.calm else self.dice.choice((3, 10, 30)) // len(self.ledgers) + 1):
+        for _ in range(3 if self.calm else self.rng.choice((3, 10, 30)) // len(self.ledgers) + 1):
             self.sent += 1
-            key = f"k{self.dice.randrange(5)}"
+            key = f"k{self.rng.randrange(5)}"
             payload = f"{key} {self.sent}".encode()
             try:
                 send = topic.publish(identity, Envelope(payload, self.clock.time_us(), key, name))
                 ledger.promise(await self.process.call(send), payload)
             except (ProcessDied, DanubeError):
                 return
-            await self.clock.sleep(self.dice.choice((0.0, 0.0, 0.01, 0.3)))
+            await self.clock.sleep(self.rng.choice((0.0, 0.0, 0.01, 0.3)))
 
     async def _consume(self, ledger: Ledger, topic: Topic, kind: Kind, name: str) -> None:
         """Joins, reads, answers somehow, leaves and comes back, as long as the broker lives."""
@@ -226,7 +226,7 @@ class History:
             try:
                 identity = await self.process.call(topic.subscribe(sub, kind, name, (), 0))
                 subscription = topic.require(sub)
-                if not self.calm and self.dice.random() < 0.1:
+                if not self.calm and self.rng.random() < 0.1:
                     await self.clock.sleep(12)  # subscribed, and no stream
                     continue
                 outbox: Outbox[DeliveredMessage] = self.process.run(subscription.attach, identity)
@@ -235,12 +235,10 @@ class History:
                     return
                 await self.clock.sleep(0.5)
                 continue
-            until = (
-                None if self.calm else self.clock.elapsed() + self.dice.choice((0.5, 5.0, 60.0)) * self.dice.random()
-            )
+            until = None if self.calm else self.clock.elapsed() + self.rng.choice((0.5, 5.0, 60.0)) * self.rng.random()
             await self._read(ledger, subscription, outbox, until)
             self.process.run(subscription.detach, identity, outbox)
-            await self.clock.sleep(self.dice.choice((0.0, 0.3)))
+            await self.clock.sleep(self.rng.choice((0.0, 0.3)))
 
     async def _read(
         self, ledger: Ledger, subscription: Subscription, outbox: Outbox[DeliveredMessage], until: float | None
@@ -254,7 +252,7 @@ class History:
             if not messages:
                 return
             if not self.calm:
-                await self.clock.sleep(self.dice.choice((0.0, 0.0, 0.05)))
+                await self.clock.sleep(self.rng.choice((0.0, 0.0, 0.05)))
             for offset, message, _ in messages:
                 self.delivered += 1
                 self._check(ledger, offset, message)
@@ -266,17 +264,17 @@ class History:
         ledger.keys[offset] = message.routing_key or ""
 
     def _answer(self, ledger: Ledger, subscription: Subscription, offset: int) -> None:
-        drawn = 1.0 if self.calm else self.dice.random()
+        drawn = 1.0 if self.calm else self.rng.random()
         if drawn < 0.05:
-            self.process.run(subscription.nack, offset, self.dice.choice((0.0, 0.7)))
+            self.process.run(subscription.nack, offset, self.rng.choice((0.0, 0.7)))
         elif drawn >= 0.15:  # what lies between is never answered
             ledger.acked.setdefault(subscription.name, []).append(offset)
             self.process.run(subscription.ack, offset)
 
     async def _chaos(self, topic: Topic) -> None:
-        await self.clock.sleep(self.dice.random())
+        await self.clock.sleep(self.rng.random())
         for subscription in topic.subscriptions.values():
-            if self.dice.random() < 0.5 and subscription._notifier is not None:
+            if self.rng.random() < 0.5 and subscription._notifier is not None:
                 subscription._notifier.cancel()
 
     # --- the end ---

@@ -84,8 +84,8 @@ def test_a_key_is_of_a_kind_that_can_be_aimed_at(key: str, kind: str) -> None:
 
 
 def test_every_call_is_aimed_at_and_meets_every_fate() -> None:
-    dice = Random(3)
-    drawn = [draw(dice, node=1, ttl_seconds=16.0) for _ in range(20_000)]
+    rng = Random(3)
+    drawn = [draw(rng, node=1, ttl_seconds=16.0) for _ in range(20_000)]
     assert {aim.target for aim in drawn} == set(TARGETS)
     assert {aim.what for aim in drawn} == set(ACTIONS)
     assert all(aim.what != "late" for aim in drawn if aim.target.startswith("disk"))
@@ -211,7 +211,7 @@ def test_every_limit_is_tight_in_many_seeds() -> None:
 
 @pytest.mark.slow
 def test_objects_are_made_apart_in_many_seeds_and_stored_by_the_broker_when_that_ends() -> None:
-    seed = next(seed for seed in range(100) if Pressure.of(seed).apart and not Pressure.of(seed).topics)
+    seed = next(seed for seed in range(100) if Pressure.of(seed).worker_processes and not Pressure.of(seed).topics)
     outcome = run_seed(seed, count_operations=True)
-    assert not outcome.problems and outcome.met["ObjectMaker.apart"] > 0
-    assert sum(Pressure.of(seed).apart for seed in range(300)) > 100
+    assert not outcome.problems and outcome.met["ObjectMaker.worker_processes"] > 0
+    assert sum(Pressure.of(seed).worker_processes for seed in range(300)) > 100

@@ -79,8 +79,8 @@ def a_file_stays_open(patch: pytest.MonkeyPatch) -> Tweak:
         disks.append(disk)
         return disk
 
-    def tweak(town: Cluster) -> None:
-        town.wrap_disk = keep
+    def tweak(cluster: Cluster) -> None:
+        cluster.wrap_disk = keep
 
     patch.setattr(BaseTopic, "unsubscribe", leaky)
     return tweak

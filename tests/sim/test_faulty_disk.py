@@ -565,7 +565,7 @@ def test_overwriting_finds_no_room_where_a_file_system_copies_on_write() -> None
         disk = FaultyDisk(Random(1))
         process = disk.process()
         await put(process, "a", OLD)
-        disk.faults.overwrites_need_room = copies
+        disk.faults.overwrites_need_space = copies
         disk.capacity_bytes = disk.used_bytes + 10
         return list(await process.write([Write("a", 0, [NEW])], sync=True))
 
@@ -579,7 +579,7 @@ def test_a_cut_finds_no_room_on_a_full_disk_only_where_a_file_system_copies_on_w
         disk = FaultyDisk(Random(1))
         process = disk.process()
         await put(process, "a", OLD)
-        disk.faults.overwrites_need_room = copies
+        disk.faults.overwrites_need_space = copies
         disk.capacity_bytes = disk.used_bytes - 10  # somebody else has taken more than there was
         await process.truncate("a", 1)
 
@@ -590,7 +590,7 @@ def test_a_cut_finds_no_room_on_a_full_disk_only_where_a_file_system_copies_on_w
 
 def test_names_find_no_room_on_a_full_disk_if_names_need_any() -> None:
     async def main() -> None:
-        disk = FaultyDisk(Random(1), capacity_bytes=0, faults=Faults(latency_seconds_max=0.0, names_need_room=True))
+        disk = FaultyDisk(Random(1), capacity_bytes=0, faults=Faults(latency_seconds_max=0.0, names_need_space=True))
         process = disk.process()
         for call in (process.create("a"), process.make_directory("d")):
             with pytest.raises(DiskFull):

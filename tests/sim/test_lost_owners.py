@@ -37,11 +37,13 @@ from tools.sim.cluster_recorder import everything
 SELDOM = TierConfig(upload_seconds=3600.0)
 
 
-async def opened(town: Cluster, topic: TopicName, producer: int = 7) -> int:
-    return await town.publish(topic, lambda found: found.open_session(ProducerId(producer)))
+async def opened(cluster: Cluster, topic: TopicName, producer: int = 7) -> int:
+    return await cluster.publish(topic, lambda found: found.open_session(ProducerId(producer)))
 
 
-async def native(town: Cluster, topic: TopicName, session: int, sequence: int, text: str, *, producer: int = 7) -> int:
+async def native(
+    cluster: Cluster, topic: TopicName, session: int, sequence: int, text: str, *, producer: int = 7
+) -> int:
     """One batch of an idempotent producer; its offset."""
 
     async def submit(found: Topic) -> int:
@@ -49,32 +51,32 @@ async def native(town: Cluster, topic: TopicName, session: int, sequence: int, t
         batch = encode(rows, topic=topic, producer_id=producer, session=session, first_sequence=sequence)
         return (await found.submit_batch(batch)).offset
 
-    return await town.publish(topic, submit)
+    return await cluster.publish(topic, submit)
 
 
-async def send(town: Cluster, topic: TopicName, session: int, sequences: Iterable[int]) -> None:
+async def send(cluster: Cluster, topic: TopicName, session: int, sequences: Iterable[int]) -> None:
     for sequence in sequences:
-        await native(town, topic, session, sequence, f"{sequence}")
+        await native(cluster, topic, session, sequence, f"{sequence}")
 
 
-async def kept(town: Cluster, topic: TopicName) -> list[tuple[int, str]]:
-    return [(offset, text) for offset, text, _ in await everything(await town.served(topic))]
+async def kept(cluster: Cluster, topic: TopicName) -> list[tuple[int, str]]:
+    return [(offset, text) for offset, text, _ in await everything(await cluster.served(topic))]
 
 
-async def texts(town: Cluster, topic: TopicName) -> list[str]:
-    return sorted(text for _, text in await kept(town, topic))
+async def texts(cluster: Cluster, topic: TopicName) -> list[str]:
+    return sorted(text for _, text in await kept(cluster, topic))
 
 
-async def orphans(town: Cluster, topic: TopicName) -> int:
-    return len(await town.metadata.list(keys.orphans(topic)))
+async def orphans(cluster: Cluster, topic: TopicName) -> int:
+    return len(await cluster.metadata.list(keys.orphans(topic)))
 
 
-async def lose(town: Cluster, topic: TopicName) -> Node:
+async def lose(cluster: Cluster, topic: TopicName) -> Node:
     """Its owner dies, and another takes over."""
-    host = town.host(topic)
+    host = cluster.host(topic)
     assert host is not None
     host.kill()
-    await town.until(lambda: town.host(topic) is not None)
+    await cluster.until(lambda: cluster.host(topic) is not None)
     return host
 
 
@@ -86,80 +88,80 @@ async def boot_active(node: Node) -> None:
 
 @simulated
 async def test_what_the_lost_owner_had_uploaded_and_not_answered_is_not_there_twice() -> None:
-    town = await Cluster().start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
-    sent = [await native(town, topic, session, sequence, f"{sequence}") for sequence in range(10)]
+    cluster = await Cluster().start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
+    sent = [await native(cluster, topic, session, sequence, f"{sequence}") for sequence in range(10)]
     assert sent == list(range(10))
     await asyncio.sleep(8)  # uploaded
-    assert await native(town, topic, session, 10, "10") == 10
+    assert await native(cluster, topic, session, 10, "10") == 10
     for in_flight in (8, 7):  # for the next owner, and for the one after it, when 10 is back
-        host = town.host(topic)
+        host = cluster.host(topic)
         assert host is not None
         host.kill()
-        await town.until(lambda: town.host(topic) is not None)
+        await cluster.until(lambda: cluster.host(topic) is not None)
         first = 10 - in_flight
-        again = [await native(town, topic, session, sequence, f"{sequence}") for sequence in range(first, 10)]
+        again = [await native(cluster, topic, session, sequence, f"{sequence}") for sequence in range(first, 10)]
         assert again == list(range(first, 10)), "all that may have been in flight"
         await host.boot()
         await asyncio.sleep(20)
-    assert await native(town, topic, session, 10, "10") == 10, "it came back with its broker"
-    assert await native(town, topic, session, 11, "11") >= RESERVE_OFFSETS_MIN
+    assert await native(cluster, topic, session, 10, "10") == 10, "it came back with its broker"
+    assert await native(cluster, topic, session, 11, "11") >= RESERVE_OFFSETS_MIN
 
 
 @simulated
 async def test_what_the_lost_owner_had_on_its_disk_is_known_when_it_is_back() -> None:
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
+    cluster = await Cluster(tier=SELDOM).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
     for sequence in range(10):
-        assert await native(town, topic, session, sequence, f"{sequence}") == sequence
-    town.node(1).kill()
-    await town.until(lambda: town.host(topic) is not None)
-    await town.node(1).boot()
+        assert await native(cluster, topic, session, sequence, f"{sequence}") == sequence
+    cluster.node(1).kill()
+    await cluster.until(lambda: cluster.host(topic) is not None)
+    await cluster.node(1).boot()
     await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    again = [await native(town, topic, session, sequence, f"{sequence}") for sequence in range(2, 10)]
+    assert await cluster.metadata.list(keys.orphans(topic)) == []
+    again = [await native(cluster, topic, session, sequence, f"{sequence}") for sequence in range(2, 10)]
     assert again == list(range(2, 10))
-    adopter = town.host(topic)
+    adopter = cluster.host(topic)
     assert adopter is not None
     adopter.kill()
-    await town.until(lambda: town.host(topic) is not None)
-    assert await native(town, topic, session, 9, "9") == 9, "the next owner knows it from the store"
+    await cluster.until(lambda: cluster.host(topic) is not None)
+    assert await native(cluster, topic, session, 9, "9") == 9, "the next owner knows it from the store"
 
 
 @simulated
 async def test_what_is_resent_while_a_lost_epoch_is_adopted_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the two worst moments: what the new owner took was looked at; what is kept was decided and not written yet."""
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    sessions = [await opened(town, topic, by) for by in (7, 8)]
+    cluster = await Cluster(tier=SELDOM).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    sessions = [await opened(cluster, topic, by) for by in (7, 8)]
     for sequence in range(3):
-        await native(town, topic, sessions[0], sequence, f"7.{sequence}")
-        await native(town, topic, sessions[1], sequence, f"8.{sequence}", producer=8)
-    town.node(1).kill()
-    await town.until(lambda: town.host(topic) is not None)
+        await native(cluster, topic, sessions[0], sequence, f"7.{sequence}")
+        await native(cluster, topic, sessions[1], sequence, f"8.{sequence}", producer=8)
+    cluster.node(1).kill()
+    await cluster.until(lambda: cluster.host(topic) is not None)
     resent: dict[int, int] = {}
     look, store = rescue.later_batches, Rescuer._store_run
 
     async def looked(*args: Any) -> Any:
         found = await look(*args)
-        resent[7] = await native(town, topic, sessions[0], 1, "7.1")
+        resent[7] = await native(cluster, topic, sessions[0], 1, "7.1")
         return found
 
     async def stored(self: Rescuer, *args: Any) -> Any:
-        resent[8] = await native(town, topic, sessions[1], 1, "8.1", producer=8)
+        resent[8] = await native(cluster, topic, sessions[1], 1, "8.1", producer=8)
         return await store(self, *args)
 
     monkeypatch.setattr(rescue, "later_batches", looked)
     monkeypatch.setattr(Rescuer, "_store_run", stored)
-    await town.node(1).boot()
+    await cluster.node(1).boot()
     await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
+    assert await cluster.metadata.list(keys.orphans(topic)) == []
     assert resent[7] >= RESERVE_OFFSETS_MIN, "it was new then, and what came back of it was dropped"
     assert resent[8] == 3, "it was known then"
-    assert await native(town, topic, sessions[0], 2, "7.2") == resent[7] + 1
-    assert await kept(town, topic) == [
+    assert await native(cluster, topic, sessions[0], 2, "7.2") == resent[7] + 1
+    assert await kept(cluster, topic) == [
         (0, "7.0"),
         (1, "8.0"),
         (3, "8.1"),
@@ -172,39 +174,39 @@ async def test_what_is_resent_while_a_lost_epoch_is_adopted_is_there_once(monkey
 @simulated
 async def test_what_an_older_owner_left_waits_for_what_a_newer_one_left() -> None:
     """The newer took what was resent and gave receipts for it."""
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
-    await native(town, topic, session, 0, "0")
-    await native(town, topic, session, 1, "1")
-    town.node(1).kill()
-    again = await native(town, topic, session, 1, "1")
-    second = town.host(topic)
+    cluster = await Cluster(tier=SELDOM).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
+    await native(cluster, topic, session, 0, "0")
+    await native(cluster, topic, session, 1, "1")
+    cluster.node(1).kill()
+    again = await native(cluster, topic, session, 1, "1")
+    second = cluster.host(topic)
     assert second is not None and again >= RESERVE_OFFSETS_MIN
     second.kill()
-    await town.until(lambda: town.host(topic) is not None)
-    await town.node(1).boot()
+    await cluster.until(lambda: cluster.host(topic) is not None)
+    await cluster.node(1).boot()
     await asyncio.sleep(20)
-    assert len(await town.metadata.list(keys.orphans(topic))) == 2
+    assert len(await cluster.metadata.list(keys.orphans(topic))) == 2
     await second.boot()
     await asyncio.sleep(20)
-    assert await town.metadata.list(keys.orphans(topic)) == []
-    assert await kept(town, topic) == [(0, "0"), (again, "1")]
+    assert await cluster.metadata.list(keys.orphans(topic)) == []
+    assert await kept(cluster, topic) == [(0, "0"), (again, "1")]
 
 
 @simulated
 async def test_sessions_that_cannot_be_read_keep_nobody_from_serving_the_topic(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    town = await Cluster().start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
-    await native(town, topic, session, 0, "0")
+    cluster = await Cluster().start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
+    await native(cluster, topic, session, 0, "0")
     await asyncio.sleep(8)
-    assert len(Sessions.from_bytes((await town.metadata.list(keys.sessions(topic)))[0].value)) == 1
-    await town.metadata.transact([], [Put(keys.sessions(topic), b"!")])
-    town.node(1).kill()
-    assert await native(town, topic, session, 1, "1") > 0
+    assert len(Sessions.from_bytes((await cluster.metadata.list(keys.sessions(topic)))[0].value)) == 1
+    await cluster.metadata.transact([], [Put(keys.sessions(topic), b"!")])
+    cluster.node(1).kill()
+    assert await native(cluster, topic, session, 1, "1") > 0
     assert "sessions of producers cannot be read" in caplog.messages
 
 
@@ -214,21 +216,21 @@ async def test_sessions_that_cannot_be_read_keep_nobody_from_serving_the_topic(
 @simulated
 async def test_an_owner_with_old_files_does_not_take_a_session_for_shorter_than_it_is() -> None:
     """Its own disk ends at 4, the orphan of the owner between has 5 to 9, and it was started again itself."""
-    town = await Cluster().start(2)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
-    await send(town, topic, session, range(5))
+    cluster = await Cluster().start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
+    await send(cluster, topic, session, range(5))
     await asyncio.sleep(40)  # uploaded, and at rest: no orphan
-    await boot_active(await lose(town, topic))
-    await send(town, topic, session, range(5, 10))
-    second = await lose(town, topic)
-    town.node(1).kill()
-    await town.node(1).boot()
-    await town.until(lambda: town.host(topic) is town.node(1))
-    assert await native(town, topic, session, 10, "10") >= RESERVE_OFFSETS_MIN
+    await boot_active(await lose(cluster, topic))
+    await send(cluster, topic, session, range(5, 10))
+    second = await lose(cluster, topic)
+    cluster.node(1).kill()
+    await cluster.node(1).boot()
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(1))
+    assert await native(cluster, topic, session, 10, "10") >= RESERVE_OFFSETS_MIN
     await second.boot()
     await asyncio.sleep(40)
-    assert await texts(town, topic) == sorted(f"{sequence}" for sequence in range(11))
+    assert await texts(cluster, topic) == sorted(f"{sequence}" for sequence in range(11))
 
 
 @contextlib.contextmanager
@@ -255,30 +257,30 @@ def test_a_session_that_the_next_owner_has_not_seen_is_the_same_after_it(
 ) -> None:
     @simulated
     async def story() -> None:
-        town = await Cluster(tier=SELDOM).start(3)
-        topic = await town.create("/default/orders", on=1)
-        session = await opened(town, topic)
-        await send(town, topic, session, range(3))
+        cluster = await Cluster(tier=SELDOM).start(3)
+        topic = await cluster.create("/default/orders", on=1)
+        session = await opened(cluster, topic)
+        await send(cluster, topic, session, range(3))
         if then == "was not answered":
-            town.node(3).kill()
+            cluster.node(3).kill()
             await asyncio.sleep(10)
-            with claim_not_answered(monkeypatch, town.node(2)):
-                await lose(town, topic)
+            with claim_not_answered(monkeypatch, cluster.node(2)):
+                await lose(cluster, topic)
         else:
-            await lose(town, topic)
-        second = town.host(topic)
+            await lose(cluster, topic)
+        second = cluster.host(topic)
         assert second is not None
         if then == "restarts":
             second.kill()
             await second.boot()
         elif then == "moves":
-            await town.unload(topic)
-        again = await native(town, topic, session, 2, "2")  # not: this session is not known
+            await cluster.unload(topic)
+        again = await native(cluster, topic, session, 2, "2")  # not: this session is not known
         assert again >= RESERVE_OFFSETS_MIN
-        await town.node(1).boot()
+        await cluster.node(1).boot()
         await asyncio.sleep(30)
-        assert await orphans(town, topic) == 0
-        assert await kept(town, topic) == [(0, "0"), (1, "1"), (again, "2")]
+        assert await orphans(cluster, topic) == 0
+        assert await kept(cluster, topic) == [(0, "0"), (1, "1"), (again, "2")]
 
     story()
 
@@ -290,18 +292,18 @@ def test_a_session_that_the_next_owner_has_not_seen_is_the_same_after_it(
 async def test_what_was_brought_is_never_replaced_by_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """The orphan lay on the adopter's own disk, and its files went with the first part of the adoption."""
     monkeypatch.setattr(rescue, "RUNS_MAX", 2)
-    town = await Cluster().start(2)
-    topic = await town.create("/default/orders", on=1)
-    sessions = {producer: await opened(town, topic, producer) for producer in (7, 8)}
-    town.node(1).objects.away = True
+    cluster = await Cluster().start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    sessions = {producer: await opened(cluster, topic, producer) for producer in (7, 8)}
+    cluster.node(1).objects.away = True
     for sequence in range(6):  # what 7 sends is sent again later, so that what 8 sent is cut into pieces
-        await native(town, topic, sessions[7], sequence, f"7.{sequence}")
-        await native(town, topic, sessions[8], sequence, f"8.{sequence}", producer=8)
-    await lose(town, topic)
+        await native(cluster, topic, sessions[7], sequence, f"7.{sequence}")
+        await native(cluster, topic, sessions[8], sequence, f"8.{sequence}", producer=8)
+    await lose(cluster, topic)
     for sequence in range(6):
-        await native(town, topic, sessions[7], sequence, f"7.{sequence}")
+        await native(cluster, topic, sessions[7], sequence, f"7.{sequence}")
     await asyncio.sleep(60)  # uploaded, and at rest
-    town.node(2).kill()
+    cluster.node(2).kill()
     await asyncio.sleep(10)
     parts: list[int] = []
     describe = Rescuer._describe
@@ -309,70 +311,70 @@ async def test_what_was_brought_is_never_replaced_by_less(monkeypatch: pytest.Mo
     async def described(self: Rescuer, *args: Any, **options: Any) -> None:
         await describe(self, *args, **options)
         parts.append(1)
-        town.node(1).objects.away = len(parts) == 1
+        cluster.node(1).objects.away = len(parts) == 1
 
     monkeypatch.setattr(Rescuer, "_describe", described)
-    await boot_active(town.node(1))
-    await town.until(lambda: len(parts) == 1, 120)
-    town.node(1).kill()
-    await town.node(1).boot()
-    town.node(1).objects.away = True
+    await boot_active(cluster.node(1))
+    await cluster.until(lambda: len(parts) == 1, 120)
+    cluster.node(1).kill()
+    await cluster.node(1).boot()
+    cluster.node(1).objects.away = True
     await asyncio.sleep(30)
-    town.node(1).objects.away = False
+    cluster.node(1).objects.away = False
     await asyncio.sleep(60)
-    assert await orphans(town, topic) == 0
-    assert await texts(town, topic) == sorted(f"{by}.{sequence}" for by in (7, 8) for sequence in range(6))
+    assert await orphans(cluster, topic) == 0
+    assert await texts(cluster, topic) == sorted(f"{by}.{sequence}" for by in (7, 8) for sequence in range(6))
 
 
 @simulated
 async def test_an_owner_that_died_before_it_wrote_anything_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
-    await send(town, topic, session, range(5))
-    await lose(town, topic)
-    second = town.host(topic)
+    cluster = await Cluster(tier=SELDOM).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
+    await send(cluster, topic, session, range(5))
+    await lose(cluster, topic)
+    second = cluster.host(topic)
     assert second is not None
     with monkeypatch.context() as patch:
         patch.setattr(SegmentMaker, "_new_segment", lambda self, of: asyncio.Event().wait())  # reserved, and no further
-        waiting = asyncio.create_task(native(town, topic, session, 5, "5"))
+        waiting = asyncio.create_task(native(cluster, topic, session, 5, "5"))
         await asyncio.sleep(0.5)
         second.kill()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    await town.until(lambda: town.host(topic) is not None)
-    await native(town, topic, session, 5, "5")
-    await town.node(1).boot()
+    await cluster.until(lambda: cluster.host(topic) is not None)
+    await native(cluster, topic, session, 5, "5")
+    await cluster.node(1).boot()
     await second.boot()
     assert await second.disk.list("wal/default/orders") == []
     await asyncio.sleep(60)
-    assert await orphans(town, topic) == 0
-    assert await texts(town, topic) == [f"{sequence}" for sequence in range(6)]
+    assert await orphans(cluster, topic) == 0
+    assert await texts(cluster, topic) == [f"{sequence}" for sequence in range(6)]
 
 
 @simulated
 async def test_an_adoption_is_known_although_the_adopters_files_cannot_be_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    town = await Cluster(tier=SELDOM).start(2)
-    topic = await town.create("/default/orders", on=1)
-    await consume(await town.served(topic), "sub", Kind.SHARED)
-    session = await opened(town, topic)
-    await send(town, topic, session, range(3))
-    await lose(town, topic)
-    town.node(2).kill()
+    cluster = await Cluster(tier=SELDOM).start(2)
+    topic = await cluster.create("/default/orders", on=1)
+    await consume(await cluster.served(topic), "sub", Kind.SHARED)
+    session = await opened(cluster, topic)
+    await send(cluster, topic, session, range(3))
+    await lose(cluster, topic)
+    cluster.node(2).kill()
     await asyncio.sleep(10)
 
     async def full(*_: object) -> None:
         raise DiskFull("wal")
 
     monkeypatch.setattr(TopicLog, "forget_lost", full)
-    await boot_active(town.node(1))
-    found = await town.served(topic)
+    await boot_active(cluster.node(1))
+    found = await cluster.served(topic)
     stream = await consume(found, "sub", Kind.SHARED, acks=True)
-    await native(town, topic, session, 3, "3")
+    await native(cluster, topic, session, 3, "3")
     await asyncio.sleep(60)
     assert found.orphans == []
     assert sorted(stream.texts) == ["0", "1", "2", "3"]
@@ -380,12 +382,12 @@ async def test_an_adoption_is_known_although_the_adopters_files_cannot_be_remove
 
 @simulated
 async def test_nobody_gets_a_receipt_for_what_an_operator_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
-    await send(town, topic, session, range(3))
-    first = await lose(town, topic)
-    owner = town.host(topic)
+    cluster = await Cluster(tier=SELDOM).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
+    await send(cluster, topic, session, range(3))
+    first = await lose(cluster, topic)
+    owner = cluster.host(topic)
     assert owner is not None
 
     async def away(*args: Any) -> None:
@@ -394,21 +396,21 @@ async def test_nobody_gets_a_receipt_for_what_an_operator_gave_up(monkeypatch: p
     monkeypatch.setattr(Rescuer, "_store_run", away)
     await first.boot()
     await asyncio.sleep(20)
-    found = await town.served(topic)
+    found = await cluster.served(topic)
     await owner.call(found.discard_orphan(0))
-    again = await native(town, topic, session, 2, "2")
-    assert again >= RESERVE_OFFSETS_MIN and await kept(town, topic) == [(again, "2")]
+    again = await native(cluster, topic, session, 2, "2")
+    assert again >= RESERVE_OFFSETS_MIN and await kept(cluster, topic) == [(again, "2")]
 
 
 @simulated
 async def test_an_adoption_that_comes_beside_a_seal_is_left_to_the_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """The seal has been made, and the metadata store does not take it yet: what it says must stay true."""
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
-    await send(town, topic, session, range(3))
-    first = await lose(town, topic)
-    second = town.host(topic)
+    cluster = await Cluster(tier=SELDOM).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
+    await send(cluster, topic, session, range(3))
+    first = await lose(cluster, topic)
+    second = cluster.host(topic)
     assert second is not None
     sealing, adopting = asyncio.Event(), asyncio.Event()
     release, adopt, get = Ownership.release, Rescuer._adopt, second.metadata.get
@@ -439,12 +441,12 @@ async def test_an_adoption_that_comes_beside_a_seal_is_left_to_the_next_owner(mo
     monkeypatch.setattr(second.metadata, "get", slow_get)
     await first.boot()
     await asyncio.wait_for(adopting.wait(), 60)
-    other = next(node.number for node in town.nodes if node not in (first, second))
-    await town.unload(topic, to=other)
-    await town.until(lambda: town.host(topic) is town.node(other))
+    other = next(node.number for node in cluster.nodes if node not in (first, second))
+    await cluster.unload(topic, to=other)
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(other))
     await asyncio.sleep(30)
-    assert adopted == ["", ""] and await orphans(town, topic) == 0
-    assert await native(town, topic, session, 2, "2") == 2
+    assert adopted == ["", ""] and await orphans(cluster, topic) == 0
+    assert await native(cluster, topic, session, 2, "2") == 2
 
 
 @simulated
@@ -457,16 +459,18 @@ async def test_a_lost_owner_that_gets_its_topic_back_reads_what_was_rescued_as_i
         raise Unreachable("the metadata store", "it is away")
 
     monkeypatch.setattr(Rescuer, "_forget", not_yet)
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
-    await native(town, topic, session, 0, "0")
-    await boot_active(await lose(town, topic))
+    cluster = await Cluster(tier=SELDOM).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
+    await native(cluster, topic, session, 0, "0")
+    await boot_active(await lose(cluster, topic))
     await asyncio.sleep(20)
-    assert await orphans(town, topic) == 0 and await town.node(1).disk.list("wal/default/orders") != []
-    await town.unload(topic, to=1)
-    await town.until(lambda: town.host(topic) is town.node(1))
-    rescued = [(offset, text) for offset, text, attributes in await everything(await town.served(topic)) if attributes]
+    assert await orphans(cluster, topic) == 0 and await cluster.node(1).disk.list("wal/default/orders") != []
+    await cluster.unload(topic, to=1)
+    await cluster.until(lambda: cluster.host(topic) is cluster.node(1))
+    rescued = [
+        (offset, text) for offset, text, attributes in await everything(await cluster.served(topic)) if attributes
+    ]
     assert rescued == [(0, "0")]
 
 
@@ -480,34 +484,34 @@ async def test_what_a_broker_has_of_a_later_epoch_stays_when_a_lost_ones_files_a
     async def not_yet(*args: Any) -> None:
         raise Unreachable("the metadata store", "it is away")
 
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
-    await send(town, topic, session, range(2))
+    cluster = await Cluster(tier=SELDOM).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
+    await send(cluster, topic, session, range(2))
     with monkeypatch.context() as patch:
         patch.setattr(Rescuer, "_forget", not_yet)
-        node = await lose(town, topic)
+        node = await lose(cluster, topic)
         await boot_active(node)
         await asyncio.sleep(20)
-        await town.unload(topic, to=1)
-        await town.until(lambda: town.host(topic) is node)
-        later = await native(town, topic, session, 2, "2")
+        await cluster.unload(topic, to=1)
+        await cluster.until(lambda: cluster.host(topic) is node)
+        later = await native(cluster, topic, session, 2, "2")
         assert node.broker is not None
         await node.call(node.broker.topics.lose_all("the lease is in doubt"))
         await node.call(node.broker.topics.forget_epochs(topic, 1))
     assert Rescuer._forget is forget
-    await town.until(lambda: town.host(topic) is node, 120)
-    assert await kept(town, topic) == [(0, "0"), (1, "1"), (later, "2")]
+    await cluster.until(lambda: cluster.host(topic) is node, 120)
+    assert await kept(cluster, topic) == [(0, "0"), (1, "1"), (later, "2")]
 
 
 @simulated
 async def test_a_producer_that_the_new_owner_has_answered_is_not_taken_back_by_the_old_one() -> None:
     """What the old owner would acknowledge now, the rescue of its epoch would drop as resent (seed 998000637)."""
-    town = await Cluster(tier=SELDOM).start(3)
-    topic = await town.create("/default/orders", on=1)
-    session = await opened(town, topic)
-    await native(town, topic, session, 0, "0")  # it has reserved offsets, and may give them out
-    old, new = town.node(1), town.node(2)
+    cluster = await Cluster(tier=SELDOM).start(3)
+    topic = await cluster.create("/default/orders", on=1)
+    session = await opened(cluster, topic)
+    await native(cluster, topic, session, 0, "0")  # it has reserved offsets, and may give them out
+    old, new = cluster.node(1), cluster.node(2)
     lost = old.topic(topic)
     assert isinstance(lost, Topic) and new.broker is not None
     old.metadata.deaf = True  # it serves the topic until its lease ends

@@ -87,7 +87,7 @@ class World:
     """One directory over several lives, and what its log has promised."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = Random(seed)
+        self.rng = Random(seed)
         self.past: list[Step] = []  # what clients learnt in earlier lives
         self.number = 0
         self.epoch = 0
@@ -116,7 +116,7 @@ class Life:
             pressure.config,
             bytes_max=0,
             group_bytes=1 << 16,
-            segment_bytes=world.dice.choice((4096, 1 << 16)),
+            segment_bytes=world.rng.choice((4096, 1 << 16)),
             sessions_max=WalConfig().sessions_max,
             session_seconds=WalConfig().session_seconds,
             watched_seconds=WalConfig().watched_seconds,
@@ -145,7 +145,7 @@ class Life:
             disk.close()
 
     async def _work(self, disk: FileDisk) -> None:
-        dice = self._world.dice
+        rng = self._world.rng
         clock, work = SystemClock(), SystemWork(threads_max=1)
         self._wal = wal = await Wal.open(disk, clock, work, self._config, on_stopped=self._when_stopped)
         if wal.problems:
@@ -156,23 +156,23 @@ class Life:
         for topic in TOPICS:
             for sent in list(self._known[topic].unacked.values()):
                 await self._send(logs[topic], [sent])
-        together = dice.random() < 0.5  # groups of many topics, which go through the journal
+        together = rng.random() < 0.5  # groups of many topics, which go through the journal
         for _ in range(self._rounds):
-            chosen = [topic for topic in TOPICS if dice.random() < 0.8]
+            chosen = [topic for topic in TOPICS if rng.random() < 0.8]
             if together:
                 await asyncio.gather(*(self._produce(logs[topic]) for topic in chosen))
             else:
                 for topic in chosen:
                     await self._produce(logs[topic])
-            topic = dice.choice(TOPICS)
-            if dice.random() < 0.5:
-                before = dice.randint(logs[topic].first_offset, logs[topic].head)
+            topic = rng.choice(TOPICS)
+            if rng.random() < 0.5:
+                before = rng.randint(logs[topic].first_offset, logs[topic].head)
                 self._say("truncates", topic, before)
                 await logs[topic].truncate(before)
-            if dice.random() < 0.1:
+            if rng.random() < 0.1:
                 await logs[topic].close()
                 logs[topic] = await self._open(topic)
-        if dice.random() < 0.3:
+        if rng.random() < 0.3:
             await wal.close()
             self._wal = None
 
@@ -208,20 +208,20 @@ class Life:
         audit.done()
 
     async def _produce(self, log: TopicLog) -> None:
-        dice, known = self._world.dice, self._known[log.topic]
-        producer_id = dice.choice((0, 1, 1))
+        rng, known = self._world.rng, self._known[log.topic]
+        producer_id = rng.choice((0, 1, 1))
         if producer_id and known.session is None:
             self._say("asks for a session", log.topic)
             self._say("has a session", log.topic, await log.open_session(producer_id))
         sent: list[Sent] = []
-        for _ in range(dice.choice((1, 1, 2))):
+        for _ in range(rng.choice((1, 1, 2))):
             self._world.number += 1
             session, sequence = (known.session or 0, known.next_sequence) if producer_id else (0, 0)
-            sent.append(known.model.make(dice, self._world.number, producer_id, session, sequence))
+            sent.append(known.model.make(rng, self._world.number, producer_id, session, sequence))
             self._say("sent", log.topic, sent[-1])
         await self._send(log, sent)
-        if dice.random() < 0.5:
-            await self._look(log, dice.randint(log.first_offset, log.head))
+        if rng.random() < 0.5:
+            await self._look(log, rng.randint(log.first_offset, log.head))
 
     async def _send(self, log: TopicLog, batches: list[Sent]) -> None:
         for sent, answer in [(sent, log.submit(sent.batch)) for sent in batches]:
@@ -249,18 +249,18 @@ class Life:
 
 def lives(seed: int, place: Path, patch: pytest.MonkeyPatch) -> str | None:
     """Several lives of one directory; what was wrong, or None."""
-    dice = Random(seed)
-    world = World(dice.randrange(2**62))
-    replay = Replay(Random(dice.randrange(2**62)))
+    rng = Random(seed)
+    world = World(rng.randrange(2**62))
+    replay = Replay(Random(rng.randrange(2**62)))
     replay.disk.faults.stale_sectors = 0.1
     for number in range(LIVES):
         root = place / f"{seed}-{number}"
         root.mkdir()
         replay.write_to(root)
         recorder = Recorder(root)
-        recorder.fail_sync = dice.choice((0, dice.randint(1, 30)))
-        pressure = Pressure.draw(dice)
-        rounds = dice.choice((3, 10, 20)) if number < LIVES - 1 else 0  # the last only looks
+        recorder.fail_sync = rng.choice((0, rng.randint(1, 30)))
+        pressure = Pressure.draw(rng)
+        rounds = rng.choice((3, 10, 20)) if number < LIVES - 1 else 0  # the last only looks
         with patch.context() as inside, pressure.applied():
             recorder.install(inside)
             try:
@@ -268,8 +268,8 @@ def lives(seed: int, place: Path, patch: pytest.MonkeyPatch) -> str | None:
             except Broken as broken:
                 return str(broken)
         steps = recorder.steps
-        killed = dice.random() < KILLED
-        end = dice.choice(dice.choice([moments for moments in ends(steps, killed=killed) if moments])) + 1
+        killed = rng.random() < KILLED
+        end = rng.choice(rng.choice([moments for moments in ends(steps, killed=killed) if moments])) + 1
         replay.take(steps[:end])
         world.past += [step for step in steps[:end] if step[0] in LEARNT]
         if killed:
@@ -377,28 +377,28 @@ def test_a_planted_defect_is_found_on_real_files(name: str, tmp_path: Path, monk
 # --- the adapter alone ---
 
 
-async def use(disk: FileDisk, dice: Random, recorder: Recorder) -> None:
+async def use(disk: FileDisk, rng: Random, recorder: Recorder) -> None:
     """Writes, syncs and names in any order; says what it was promised."""
     await disk.make_directory("")
     content: dict[str, bytes] = {}
     named: set[str] = set()  # whose names are safe
     directories = [""]
-    recorder.fail_sync = dice.randint(3, 30)
-    for number in range(dice.randint(10, 60)):
-        kind = dice.choice(("make", "create", "write", "write", "write", "sync", "names", "rename"))
-        path = dice.choice([*content, ""])
+    recorder.fail_sync = rng.randint(3, 30)
+    for number in range(rng.randint(10, 60)):
+        kind = rng.choice(("make", "create", "write", "write", "write", "sync", "names", "rename"))
+        path = rng.choice([*content, ""])
         if kind == "make" and len(directories) < 6:
-            directories.append(f"{dice.choice(directories)}/d{number}".lstrip("/"))
+            directories.append(f"{rng.choice(directories)}/d{number}".lstrip("/"))
             await disk.make_directory(directories[-1])
             recorder.say("promised directory", directories[-1])
         elif kind == "create":
-            path = f"{dice.choice(directories)}/f{number}".lstrip("/")
+            path = f"{rng.choice(directories)}/f{number}".lstrip("/")
             await disk.create(path)
             content[path] = b""
         elif kind == "write" and path:
-            position = dice.randint(0, len(content[path]))
-            data = dice.randbytes(dice.choice((1, 700, 9000)))
-            sync = dice.random() < 0.6
+            position = rng.randint(0, len(content[path]))
+            data = rng.randbytes(rng.choice((1, 700, 9000)))
+            sync = rng.random() < 0.6
             old = content[path][:position].ljust(position, b"\0")
             content[path] = old + data + content[path][position + len(data) :]
             [failure] = await disk.write([Write(path, position, [data])], sync=sync)
@@ -409,7 +409,7 @@ async def use(disk: FileDisk, dice: Random, recorder: Recorder) -> None:
             if failure is None and path in named:
                 recorder.say("promised", path, content[path])
         elif kind == "names":
-            directory = dice.choice(directories)
+            directory = rng.choice(directories)
             await disk.sync_directory(directory)
             named |= {each for each in content if each.rpartition("/")[0] == directory}
             for each in sorted(each for each in named if each.rpartition("/")[0] == directory):
@@ -423,15 +423,15 @@ async def use(disk: FileDisk, dice: Random, recorder: Recorder) -> None:
 
 def broken_promise(seed: int, place: Path, patch: pytest.MonkeyPatch) -> str | None:
     """Cuts the power right behind one promise of the adapter; what was wrong, or None."""
-    dice = Random(seed)
+    rng = Random(seed)
     root = place / str(seed)
     root.mkdir()
     recorder = Recorder(root)
 
     async def main() -> None:
-        disk = FileDisk(root, threads_max=2, descriptors_max=dice.choice((4, 64)))
+        disk = FileDisk(root, threads_max=2, descriptors_max=rng.choice((4, 64)))
         try:
-            await use(disk, dice, recorder)
+            await use(disk, rng, recorder)
         except DiskFailed:
             pass  # it was told, and promises nothing
         finally:
@@ -441,8 +441,8 @@ def broken_promise(seed: int, place: Path, patch: pytest.MonkeyPatch) -> str | N
         recorder.install(inside)
         asyncio.run(main())
     promises = [place for place, step in enumerate(recorder.steps) if step[0].startswith("promised")]
-    for end in dice.sample(promises, min(4, len(promises))):
-        replay = Replay(Random(dice.randrange(2**62)))
+    for end in rng.sample(promises, min(4, len(promises))):
+        replay = Replay(Random(rng.randrange(2**62)))
         replay.disk.faults.stale_sectors = 0.0
         replay.take(recorder.steps[: end + 1])
         replay.cut()

@@ -15,7 +15,7 @@ from pydanube.broker.service import Broker
 from pydanube.errors import Unavailable
 from pydanube.testing.loop import Process, run
 from pydanube.testing.wires import QUIET, Path, WireFaults, Wires
-from tests.harness.brokers import Host, small_wal
+from tests.harness.brokers import BrokerFixture, small_wal
 
 TOPIC = "/default/orders"
 URL = "danube://broker:6651"
@@ -38,7 +38,7 @@ class Site:
 
     def __init__(self, wires: Wires) -> None:
         self.is_up = False
-        self._host = Host()
+        self._host = BrokerFixture()
         self._wires = wires
 
     async def boot(self) -> None:
@@ -57,11 +57,11 @@ class Site:
         self._wires.close("broker", 6651)
         self._wires.break_all("broker", 6651)
 
-    async def restart_now_and_then(self, dice: Random) -> None:
+    async def restart_now_and_then(self, rng: Random) -> None:
         while True:
-            await asyncio.sleep(dice.uniform(1, 6))
+            await asyncio.sleep(rng.uniform(1, 6))
             self.kill()
-            await asyncio.sleep(dice.uniform(0, 2))
+            await asyncio.sleep(rng.uniform(0, 2))
             await self.boot()
 
 
@@ -75,7 +75,7 @@ async def exchange(seed: int, faults: WireFaults, *, kills: bool = False, idempo
 
     async def produce() -> None:
         async with pydanube.Client(URL, connector=wires.connector()) as client:
-            dice = Random(seed)
+            rng = Random(seed)
             async with client.producer(TOPIC, name="p", idempotent=idempotent) as producer:
 
                 async def send(number: int) -> None:
@@ -85,7 +85,7 @@ async def exchange(seed: int, faults: WireFaults, *, kills: bool = False, idempo
                     async with asyncio.TaskGroup() as group:
                         for number in range(first, first + 10):
                             group.create_task(send(number))
-                    await asyncio.sleep(dice.uniform(0, 0.5))
+                    await asyncio.sleep(rng.uniform(0, 0.5))
 
     async def consume() -> None:
         missing = {b"%d" % number for number in range(MESSAGES)}

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 
 from pydanube.errors import ConfigError, StoreRefused, Unreachable
-from pydanube.ports import Buffer, Elsewhere, ObjectInfo
+from pydanube.ports import Buffer, ObjectInfo, StoreOpener
 from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.stores.objects.owned import ID_KEY, OwnedObjectStore, check_store
 from pydanube.testing.loop import run as simulate
@@ -158,17 +158,17 @@ def test_an_owned_store_asks_before_its_first_use_and_never_again() -> None:
 def test_nobody_opens_an_owned_store_elsewhere_before_it_is_known_to_be_ours() -> None:
     async def main() -> None:
         class Open(Moody):
-            async def elsewhere(self) -> Elsewhere | None:
+            async def elsewhere(self) -> StoreOpener | None:
                 return lambda: nullcontext(self)
 
         below = Open(Unreachable(URL, "connection refused"))
         store = OwnedObjectStore(below, "north", URL)
         with pytest.raises(Unreachable):
-            await store.elsewhere()
+            await store.opener()
         below.error = None
-        assert await OwnedObjectStore(below, "south", URL).elsewhere() is not None
+        assert await OwnedObjectStore(below, "south", URL).opener() is not None
         with pytest.raises(StoreRefused, match=r"'south'.*'north'"):
-            await store.elsewhere()
+            await store.opener()
 
     run(main())
 

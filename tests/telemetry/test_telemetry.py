@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pydanube.core.dispatch.lag import Standing
 from pydanube.telemetry import JsonLines, Telemetry, TextLines, configure_logging
-from tests.harness.doors import TOPIC, Calls, served
+from tests.harness.servers import TOPIC, Calls, served
 
 FOUR = (
     "danube_subscription_lag_messages",
@@ -37,7 +37,7 @@ async def http(address: str, request: str) -> tuple[int, str]:
 
 
 async def get(calls: Calls, path: str) -> tuple[int, str]:
-    return await http(calls.doors.metrics_addr, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")
+    return await http(calls.servers.metrics_addr, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
 async def scrape(calls: Calls) -> dict[Sample, float]:
@@ -182,11 +182,11 @@ def test_a_latency_is_counted_in_every_bucket_that_holds_it() -> None:
     assert (buckets["0.5"], buckets["2.0"], buckets["5.0"], buckets["5000.0"], buckets["+Inf"]) == (1, 1, 2, 2, 3)
 
 
-# --- the HTTP door ------------------------------------------------------------------------------------
+# --- the HTTP server ------------------------------------------------------------------------------------
 
 
 @served()
-async def test_health_is_live_and_ready_until_the_doors_close(calls: Calls) -> None:
+async def test_health_is_live_and_ready_until_the_servers_close(calls: Calls) -> None:
     assert await get(calls, "/health/live") == (200, "live\n")
     assert await get(calls, "/health/ready?verbose=1") == (200, "ready\n")
     assert (await get(calls, "/"))[0] == 404
@@ -198,12 +198,12 @@ async def test_health_is_live_and_ready_until_the_doors_close(calls: Calls) -> N
 )
 @served()
 async def test_what_is_no_get_is_refused(calls: Calls, request_text: str, code: int) -> None:
-    assert (await http(calls.doors.metrics_addr, request_text))[0] == code
+    assert (await http(calls.servers.metrics_addr, request_text))[0] == code
 
 
 @served()
-async def test_a_request_that_is_too_long_is_cut_off_and_the_door_stays_open(calls: Calls) -> None:
-    host, _, port = calls.doors.metrics_addr.rpartition(":")
+async def test_a_request_that_is_too_long_is_cut_off_and_the_server_stays_open(calls: Calls) -> None:
+    host, _, port = calls.servers.metrics_addr.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"GET /" + b"x" * 100_000)
     with contextlib.suppress(ConnectionResetError):

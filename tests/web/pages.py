@@ -4,7 +4,7 @@ with opened() as web:
     page = web.get("/topics")
     page = web.post("/topics/new", namespace="default", name="orders")
 
-with opened_town(2) as (browser, town):          the same on a cluster
+with opened_cluster(2) as (browser, cluster):          the same on a cluster
     page = browser.post("/cluster/rebalance", dry_run="1")
 """
 
@@ -30,7 +30,7 @@ from pydanube.web.app import build
 from pydanube.web.guard import Guard
 from pydanube.web.operations import Operations
 from pydanube.web.site import Site
-from tests.harness.clustered import Town, town_of
+from tests.harness.server_cluster import ServerCluster, server_cluster
 
 T = TypeVar("T")
 
@@ -177,17 +177,17 @@ def opened() -> Iterator[Web]:
 
 
 @contextlib.contextmanager
-def opened_town(count: int, **load_manager: Any) -> Iterator[tuple[Browser, Town]]:
+def opened_cluster(count: int, **load_manager: Any) -> Iterator[tuple[Browser, ServerCluster]]:
     """The site is that of the first broker."""
     thread = LoopThread("web admin of a cluster under test")
-    around = town_of(count, **load_manager)
+    around = server_cluster(count, **load_manager)
     try:
-        town = thread.call(around.__aenter__())
+        cluster = thread.call(around.__aenter__())
         try:
-            doors = town.node(1).doors
-            site = thread.call(_site(f"http://{doors.admin_addr}", f"danube://{doors.stream_addr}"))
+            servers = cluster.node(1).servers
+            site = thread.call(_site(f"http://{servers.admin_addr}", f"danube://{servers.stream_addr}"))
             try:
-                yield Browser(thread, site), town
+                yield Browser(thread, site), cluster
             finally:
                 thread.call(site.operations.close())
                 thread.call(site.gateway.close())

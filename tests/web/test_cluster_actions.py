@@ -9,32 +9,32 @@ from typing import NamedTuple
 import pytest
 
 from pydanube.core.names import TopicName
-from tests.harness.clustered import OneMember, SmallQuorum, Town, run_members
-from tests.web.pages import HOST, Browser, opened_town
+from tests.harness.server_cluster import OneMember, ServerCluster, SmallQuorum, run_members
+from tests.web.pages import HOST, Browser, opened_cluster
 
 TOPICS = [TopicName(f"/default/t{number}") for number in range(4)]
 ACTIONS = "/ui/v1/cluster/actions"
 
 
-class Scene(NamedTuple):
+class WebSetup(NamedTuple):
     browser: Browser
-    town: Town
+    cluster: ServerCluster
     ids: tuple[str, str]
 
     @property
     def topics(self) -> tuple[int, ...]:
         """How many each broker serves."""
-        return tuple(len(node.broker.topics.loaded) for node in self.town.nodes)
+        return tuple(len(node.broker.topics.loaded) for node in self.cluster.nodes)
 
     def until(self, *counts: int) -> None:
         """They serve so many, and every broker knows."""
 
         def is_so() -> bool:
-            seen = [[node.cluster.host_of(topic) for topic in TOPICS] for node in self.town.nodes]
-            known = all(tuple(hosts.count(node.id) for node in self.town.nodes) == counts for hosts in seen)
+            seen = [[node.cluster.host_of(topic) for topic in TOPICS] for node in self.cluster.nodes]
+            known = all(tuple(hosts.count(node.id) for node in self.cluster.nodes) == counts for hosts in seen)
             return known and self.topics == counts
 
-        self.browser.run(self.town.until(is_so))
+        self.browser.run(self.cluster.until(is_so))
 
     def until_reported(self) -> None:
         """Every broker knows the load of every other one: what a rebalancing goes by."""
@@ -42,11 +42,11 @@ class Scene(NamedTuple):
         def is_so() -> bool:
             return all(
                 len(seer.cluster.view.reports[node.broker.broker_id].topics) == len(node.broker.topics.loaded)
-                for seer in self.town.nodes
-                for node in self.town.nodes
+                for seer in self.cluster.nodes
+                for node in self.cluster.nodes
             )
 
-        self.browser.run(self.town.until(is_so))
+        self.browser.run(self.cluster.until(is_so))
 
     def states(self) -> list[str]:
         return [each["broker_status"] for each in self.browser.get("/ui/v1/cluster").json["brokers"]]
@@ -57,26 +57,26 @@ class Scene(NamedTuple):
         self.until(len(TOPICS), 0)
 
     async def _begin(self) -> None:
-        for node in self.town.nodes:
-            if node.id not in self.town.node(1).cluster.view.active():
+        for node in self.cluster.nodes:
+            if node.id not in self.cluster.node(1).cluster.view.active():
                 await node.cluster.requests.activate(node.broker.broker_id, "for the next test")
-        await self.town.until(lambda: all(len(node.cluster.view.active()) == 2 for node in self.town.nodes))
+        await self.cluster.until(lambda: all(len(node.cluster.view.active()) == 2 for node in self.cluster.nodes))
         for topic in TOPICS:
-            if self.town.host(topic) is None:
-                await self.town.create(topic, on=1)
-            elif self.town.host(topic) is not self.town.node(1):
-                await self.town.node(1).cluster.requests.unload(topic, self.town.node(1).id)
-                await self.town.settled(topic, 1)
+            if self.cluster.host(topic) is None:
+                await self.cluster.create(topic, on=1)
+            elif self.cluster.host(topic) is not self.cluster.node(1):
+                await self.cluster.node(1).cluster.requests.unload(topic, self.cluster.node(1).id)
+                await self.cluster.settled(topic, 1)
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Scene]:
-    with opened_town(2, min_topic_age_seconds=0, cooldown_seconds=0) as (browser, town):
-        yield Scene(browser, town, (str(town.node(1).id), str(town.node(2).id)))
+def running() -> Iterator[WebSetup]:
+    with opened_cluster(2, min_topic_age_seconds=0, cooldown_seconds=0) as (browser, cluster):
+        yield WebSetup(browser, cluster, (str(cluster.node(1).id), str(cluster.node(2).id)))
 
 
 @pytest.fixture
-def scene(running: Scene) -> Scene:
+def setup(running: WebSetup) -> WebSetup:
     running.begin()
     return running
 
@@ -84,57 +84,57 @@ def scene(running: Scene) -> Scene:
 # --- pages ----------------------------------------------------------------------------------------------
 
 
-def test_a_broker_is_drained_and_activated_by_its_buttons(scene: Scene) -> None:
-    browser, (first, _) = scene.browser, scene.ids
+def test_a_broker_is_drained_and_activated_by_its_buttons(setup: WebSetup) -> None:
+    browser, (first, _) = setup.browser, setup.ids
     page = browser.get(f"/brokers/{first}")
     assert "Drain this broker" in page.body and f'action="/brokers/{first}/drain"' in page.body
     page = browser.post(f"/brokers/{first}/drain")
     assert f"Broker {first} hands its topics over." in page.text
     page = browser.until("/cluster", "4 of 4 topics moved")
     assert "Drain broker" in page.text and "failed 0" in page.text
-    scene.until(0, 4)
-    assert "drained" in scene.states()
+    setup.until(0, 4)
+    assert "drained" in setup.states()
     assert f'action="/brokers/{first}/activate"' in browser.get("/cluster").body
     page = browser.get(f"/brokers/{first}")
     assert "Activate this broker" in page.body and "Drain this broker" not in page.body
     page = browser.post(f"/brokers/{first}/activate")
     assert "It is active: topics may be given to it again." in page.text and "Drain this broker" in page.body
-    assert scene.states() == ["active", "active"]
+    assert setup.states() == ["active", "active"]
 
 
-def test_what_the_cluster_refuses_is_a_sentence_on_the_page(scene: Scene) -> None:
-    browser = scene.browser
+def test_what_the_cluster_refuses_is_a_sentence_on_the_page(setup: WebSetup) -> None:
+    browser = setup.browser
     page = browser.post("/brokers/nonsense/drain")
     assert "nonsense" in page.text and "failed" in page.body
     browser.post("/brokers/7/drain")
     assert "broker 7" in browser.until("/cluster", "Drain broker 7").text
     page = browser.post("/brokers/7/activate")
     assert page.status == 404 and "there is no broker 7 in this cluster" in page.text
-    assert scene.topics == (4, 0) and scene.states() == ["active", "active"]
+    assert setup.topics == (4, 0) and setup.states() == ["active", "active"]
 
 
 # --- JSON -----------------------------------------------------------------------------------------------
 
 
-def test_a_tool_drains_and_activates_a_broker(scene: Scene) -> None:
-    browser, (first, _) = scene.browser, scene.ids
+def test_a_tool_drains_and_activates_a_broker(setup: WebSetup) -> None:
+    browser, (first, _) = setup.browser, setup.ids
     tried = browser.order(ACTIONS, action="unload", broker_id=first, dry_run=True)
     assert tried.json == {"success": True, "message": "started=false total=4 succeeded=0 failed=0 pending=4"}
-    assert scene.topics == (4, 0) and scene.states() == ["active", "active"]
+    assert setup.topics == (4, 0) and setup.states() == ["active", "active"]
     some = browser.order(ACTIONS, action="unload", broker_id=first, dry_run=True, namespaces_exclude=["default"])
     assert "total=0" in some.json["message"]
     done = browser.order(ACTIONS, action="unload", broker_id=first, max_parallel=2, timeout_seconds=20)
     assert done.json == {"success": True, "message": "started=true total=4 succeeded=4 failed=0 pending=0"}
-    scene.until(0, 4)
-    assert sorted(scene.states()) == ["active", "drained"]
+    setup.until(0, 4)
+    assert sorted(setup.states()) == ["active", "drained"]
     done = browser.order(ACTIONS, action="activate", broker_id=first, reason="it is back")
     assert done.json == {"success": True, "message": f"broker {first} is active"}
-    assert scene.states() == ["active", "active"]
+    assert setup.states() == ["active", "active"]
 
 
-def test_a_tool_rebalances_and_ids_are_texts(scene: Scene) -> None:
-    browser, (first, second) = scene.browser, scene.ids
-    scene.until_reported()
+def test_a_tool_rebalances_and_ids_are_texts(setup: WebSetup) -> None:
+    browser, (first, second) = setup.browser, setup.ids
+    setup.until_reported()
     found = browser.get("/ui/v1/cluster/balance").json
     assert {each["broker_id"]: each["topic_count"] for each in found["brokers"]} == {first: 4, second: 0}
     assert (found["coefficient_of_variation"], found["broker_count"]) == (1.0, 2)
@@ -151,10 +151,10 @@ def test_a_tool_rebalances_and_ids_are_texts(scene: Scene) -> None:
     assert set(tried) == {"success", "moves_executed", "proposed_moves", "error_message"}
     assert set(move) == {"topic_name", "from_broker", "to_broker", "estimated_load", "reason"}
     assert (move["from_broker"], move["to_broker"]) == (first, second) and move["topic_name"] in TOPICS
-    assert scene.topics == (4, 0)
+    assert setup.topics == (4, 0)
     done = browser.order("/ui/v1/cluster/rebalance", max_moves=1).json
     assert done["success"] and done["moves_executed"] == 1
-    scene.until(3, 1)
+    setup.until(3, 1)
 
 
 @pytest.mark.parametrize(
@@ -172,15 +172,15 @@ def test_a_tool_rebalances_and_ids_are_texts(scene: Scene) -> None:
     ],
 )
 def test_what_a_tool_asks_wrongly_is_refused_with_a_sentence(
-    scene: Scene, path: str, body: dict[str, object], status: int, sentence: str
+    setup: WebSetup, path: str, body: dict[str, object], status: int, sentence: str
 ) -> None:
-    refused = scene.browser.order(path, **body)
+    refused = setup.browser.order(path, **body)
     assert refused.status == status and not refused.json["success"] and sentence in refused.json["message"]
-    assert scene.topics == (4, 0) and scene.states() == ["active", "active"]
+    assert setup.topics == (4, 0) and setup.states() == ["active", "active"]
 
 
-def test_a_tool_sees_promotes_and_removes_members_of_the_metadata_store(scene: Scene) -> None:
-    browser, broker = scene.browser, scene.town.node(1).broker
+def test_a_tool_sees_promotes_and_removes_members_of_the_metadata_store(setup: WebSetup) -> None:
+    browser, broker = setup.browser, setup.cluster.node(1).broker
     mine = f"http://{broker.config.cluster.raft_addr}"
     quorum = SmallQuorum(
         OneMember(11, (mine,)), OneMember(22, ("http://b:1",)), OneMember(33, ("http://c:1",), is_learner=True)
@@ -207,10 +207,10 @@ def test_a_tool_sees_promotes_and_removes_members_of_the_metadata_store(scene: S
 # --- who may not ----------------------------------------------------------------------------------------
 
 
-def test_neither_another_site_nor_a_read_only_web_admin_drains_activates_or_rebalances(scene: Scene) -> None:
-    browser, (first, _) = scene.browser, scene.ids
+def test_neither_another_site_nor_a_read_only_web_admin_drains_activates_or_rebalances(setup: WebSetup) -> None:
+    browser, (first, _) = setup.browser, setup.ids
     reader = Browser(browser._thread, replace(browser.site, read_only=True), read_only=True)
-    scene.until_reported()
+    setup.until_reported()
     orders = (
         (f"/brokers/{first}/drain", b""),
         (f"/brokers/{first}/activate", b""),
@@ -225,20 +225,20 @@ def test_neither_another_site_nor_a_read_only_web_admin_drains_activates_or_reba
         assert refused.status == 403 and "another site" in refused.body, path
         refused = reader.request("POST", path, body, {"origin": f"http://{HOST}"})
         assert refused.status == 403 and "read-only" in refused.body, path
-    assert scene.topics == (4, 0) and scene.states() == ["active", "active"]
+    assert setup.topics == (4, 0) and setup.states() == ["active", "active"]
     for path in ("/cluster", f"/brokers/{first}"):
         page = reader.get(path)
         assert page.status == 200 and 'method="post"' not in page.body and "read-only" in page.text
 
 
-def test_rebalancing_tells_what_it_would_move_and_then_moves_it(scene: Scene) -> None:
+def test_rebalancing_tells_what_it_would_move_and_then_moves_it(setup: WebSetup) -> None:
     """The last one: what it began goes on in the background."""
-    browser, (first, second) = scene.browser, scene.ids
-    scene.until_reported()
+    browser, (first, second) = setup.browser, setup.ids
+    setup.until_reported()
     page = browser.post("/cluster/rebalance", dry_run="1")
     assert f"would move from broker {first} to {second}" in page.text
-    assert scene.topics == (4, 0)
+    assert setup.topics == (4, 0)
     page = browser.post("/cluster/rebalance", dry_run="0")
     assert f"moves from broker {first} to {second}" in page.text
-    browser.run(scene.town.until(lambda: scene.topics[1] >= 1))
+    browser.run(setup.cluster.until(lambda: setup.topics[1] >= 1))
     assert "Moved by rebalancing" in browser.until("/cluster", "Moved by rebalancing").text

@@ -19,28 +19,28 @@ from pydanube.web.conditions import Banner
 from pydanube.web.operations import Operation
 from pydanube.web.site import Site
 from pydanube.wire._pb.pydanube import status_pb2 as pb
-from tests.harness.clustered import Town
+from tests.harness.server_cluster import ServerCluster
 from tests.support import settle
-from tests.web.pages import Answer, opened, opened_town
+from tests.web.pages import Answer, opened, opened_cluster
 
 
 def test_a_broker_that_does_not_answer_is_said_in_red_and_its_share_is_unknown() -> None:
-    with opened_town(2) as (browser, town):
-        browser.run(town.create("/default/here", on=1))
-        browser.run(town.create("/default/there", on=2))
-        browser.run(_subscribe(town, "/default/there"))
+    with opened_cluster(2) as (browser, cluster):
+        browser.run(cluster.create("/default/here", on=1))
+        browser.run(cluster.create("/default/there", on=2))
+        browser.run(_subscribe(cluster, "/default/there"))
         browser.sample()
         healthy = browser.until("/cluster", "Topics 2")
         assert "does not answer" not in healthy.text and "nobody lags" in healthy.text
-        silent = town.node(2)
-        browser.run(silent.doors._admin.stop(None))
-        browser.run(silent.doors._metrics.close())
+        silent = cluster.node(2)
+        browser.run(silent.servers._admin.stop(None))
+        browser.run(silent.servers._metrics.close())
         browser.site.gateway.forget()
         browser.sample()
         page = browser.until("/cluster", "does not answer since")
         assert 'class="banner bad" role="alert"' in page.body
         assert page.body.index('class="banner bad"') < page.body.index("<h1>")
-        assert silent.doors.client_addr in page.text and "1 topic has no server" in page.text
+        assert silent.servers.client_addr in page.text and "1 topic has no server" in page.text
         assert "Brokers 1 of 2" in page.text and "1 without a server" in page.text
         assert "nobody lags" not in page.text and "Lag unknown at least 0 messages" in page.text
         assert "Every subscription has caught up" not in page.text
@@ -61,36 +61,36 @@ def test_a_broker_that_does_not_answer_is_said_in_red_and_its_share_is_unknown()
 
 
 def test_the_lag_of_a_partitioned_topic_is_unknown_while_a_partition_has_no_broker_that_answers() -> None:
-    with opened_town(2) as (browser, town):
-        browser.run(_subscribe_to_partitions(town, "/default/clicks"))
+    with opened_cluster(2) as (browser, cluster):
+        browser.run(_subscribe_to_partitions(cluster, "/default/clicks"))
         healthy = browser.get("/subscriptions")
         assert "2 partitions" in healthy.text and "unknown" not in healthy.text
-        browser.run(town.node(2).doors._admin.stop(None))
+        browser.run(cluster.node(2).servers._admin.stop(None))
         page = browser.get("/subscriptions")
         assert "1 of 2 partitions" in page.text and "unknown at least 0" in page.text
         assert page.text.count("caught up") == 1  # the partition that answers
 
 
-async def _subscribe_to_partitions(town: Town, topic: str) -> None:
+async def _subscribe_to_partitions(cluster: ServerCluster, topic: str) -> None:
     """One partition at each of two brokers."""
-    async with pydanube.connect(f"danube://{town.node(1).doors.stream_addr}") as client:
+    async with pydanube.connect(f"danube://{cluster.node(1).servers.stream_addr}") as client:
         await client.create_topic(topic, partitions=2)
     for on, part in enumerate(TopicName(topic).partition_names(2), 1):
-        await _host(town, part, on)
-    await _subscribe(town, topic)
+        await _host(cluster, part, on)
+    await _subscribe(cluster, topic)
 
 
-async def _host(town: Town, topic: TopicName, on: int) -> None:
-    await town.until(lambda: town.host(topic) is not None)
-    if town.host(topic) is not town.node(on):
-        await town.node(on).cluster.requests.unload(topic, town.node(on).broker.broker_id)
-    await town.settled(topic, on)
+async def _host(cluster: ServerCluster, topic: TopicName, on: int) -> None:
+    await cluster.until(lambda: cluster.host(topic) is not None)
+    if cluster.host(topic) is not cluster.node(on):
+        await cluster.node(on).cluster.requests.unload(topic, cluster.node(on).broker.broker_id)
+    await cluster.settled(topic, on)
 
 
 def test_the_chart_of_all_topics_does_not_draw_what_is_known_as_if_it_were_all() -> None:
-    with opened_town(2) as (browser, town):
+    with opened_cluster(2) as (browser, cluster):
         samples = browser.site.sampler.samples
-        brokers = [str(town.node(number).id) for number in (1, 2)]
+        brokers = [str(cluster.node(number).id) for number in (1, 2)]
         now = time.time()
 
         def listen(ago: int, *heard: str) -> None:
@@ -117,10 +117,10 @@ def test_the_chart_of_all_topics_does_not_draw_what_is_known_as_if_it_were_all()
 
 
 def test_a_silence_begins_when_the_broker_falls_silent_and_not_when_somebody_opens_a_page() -> None:
-    with opened_town(2) as (browser, town):
-        browser.run(town.node(2).doors._admin.stop(None))
+    with opened_cluster(2) as (browser, cluster):
+        browser.run(cluster.node(2).servers._admin.stop(None))
         browser.sample()  # nobody looks
-        looked_us = browser.run(_later_us(town))
+        looked_us = browser.run(_later_us(cluster))
         found = browser.run(browser.site.gateway.status())
         [since_us] = [each.since_us for each in found.brokers if each.life == "silent"]
         assert since_us < looked_us
@@ -183,17 +183,17 @@ async def _begin(site: Site, subject: str, act: Callable[[Operation], Awaitable[
     await settle()
 
 
-async def _later_us(town: Town) -> int:
+async def _later_us(cluster: ServerCluster) -> int:
     """The time, as soon as it is not what it was: the event loop's clock counts milliseconds."""
-    now = town.clock.time_us()
-    while town.clock.time_us() == now:  # noqa: ASYNC110
+    now = cluster.clock.time_us()
+    while cluster.clock.time_us() == now:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    return town.clock.time_us()
+    return cluster.clock.time_us()
 
 
-async def _subscribe(town: Town, topic: str) -> None:
+async def _subscribe(cluster: ServerCluster, topic: str) -> None:
     async with (
-        pydanube.connect(f"danube://{town.node(1).doors.stream_addr}") as client,
+        pydanube.connect(f"danube://{cluster.node(1).servers.stream_addr}") as client,
         client.consumer(topic, subscription="audit"),
     ):
         pass

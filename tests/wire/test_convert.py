@@ -102,7 +102,7 @@ def test_a_blank_dead_letter_topic_is_none() -> None:
 
 def test_an_explanation_has_the_sentence_and_the_numbers() -> None:
     standing = Standing(
-        head=10, next_unacked=4, lag=6, undispatched=0, consumers=1, waiting=6, retry_at=12.5, has_room=True
+        head=10, next_unacked=4, lag=6, undispatched=0, consumers=1, waiting=6, retry_at=12.5, has_capacity=True
     )
     shown = convert.explanation(standing, lag_info(4, 10, 6), Heartbeat(250), now=10.0)
     assert shown.sentence.startswith("waiting for retry: 6 messages")

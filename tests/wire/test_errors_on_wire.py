@@ -21,6 +21,7 @@ LOCAL = {
     "ConsumerStopped",
     "DeadlineExceeded",
     "NeverOpened",
+    "RequestFailed",
     "ProcessEnded",
     "StoreRefused",
 }

@@ -117,7 +117,7 @@ class Clients:
         self._urls = urls
         self._numbers = numbers  # of brokers, by the URL of their native port
         self._pause_seconds = 1.0 / rate
-        self._dice = Random(seed)
+        self._rng = Random(seed)
         self._tasks: list[asyncio.Task[None]] = []
         self._publishing = asyncio.Event()
         self._sending = 0  # without an answer yet
@@ -223,11 +223,11 @@ class Clients:
             try:
                 while True:
                     await self._publishing.wait()
-                    count = self._dice.choice(BATCH_MESSAGES)
+                    count = self._rng.choice(BATCH_MESSAGES)
                     texts = [f"{name}:{number + row}" for row in range(count)]
                     number += count
                     sending |= {asyncio.create_task(self._send(producer, topic, text, idempotent)) for text in texts}
-                    await asyncio.sleep(self._dice.uniform(0.5, 1.5) * self._pause_seconds * count)
+                    await asyncio.sleep(self._rng.uniform(0.5, 1.5) * self._pause_seconds * count)
                     while True:  # many may be on their way, while the topic is away not without end
                         for task in [task for task in sending if task.done()]:
                             sending.remove(task)

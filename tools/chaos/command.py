@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tools.chaos.cluster import BROKER_COUNT
 from tools.chaos.faults import FAULTS
 from tools.chaos.net import Network
 from tools.chaos.processes import ChaosFailed
 from tools.chaos.run import Options, Run
-from tools.chaos.site import BROKER_COUNT
 
 SHOWN_VIOLATIONS: Final = 10
 EXIT_VIOLATION: Final = 1

@@ -11,107 +11,107 @@ from random import Random
 from typing import Final, NamedTuple
 
 from pydanube.testing.history import Fault
+from tools.chaos.cluster import ChaosCluster
 from tools.chaos.net import SIDES, Side
 from tools.chaos.processes import Broker, EtcdMember
 from tools.chaos.recorder import Recorder
-from tools.chaos.site import Site
 
 SHORT_SECONDS: Final = 1.0
 
 
-class Scene(NamedTuple):
+class FaultContext(NamedTuple):
     """Where and when a fault happens."""
 
-    site: Site
+    cluster: ChaosCluster
     recorder: Recorder
-    dice: Random
+    rng: Random
     victim: Broker
 
     @property
     def long(self) -> float:
         """Until the others have noticed, and some more."""
-        return self.site.ttl + self.dice.uniform(2.0, 5.0)
+        return self.cluster.ttl + self.rng.uniform(2.0, 5.0)
 
 
 class Kind(NamedTuple):
-    run: Callable[[Scene], Awaitable[None]]
+    run: Callable[[FaultContext], Awaitable[None]]
     what: str
     private: bool = False  # needs a network and disks of its own
     clean: bool = False  # every broker can store its cursors before it hands a topic over
 
 
-async def broker_kill(scene: Scene) -> None:
-    scene.victim.kill()
-    await asyncio.sleep(scene.dice.choice((SHORT_SECONDS, scene.long)))
-    scene.victim.start()
+async def broker_kill(context: FaultContext) -> None:
+    context.victim.kill()
+    await asyncio.sleep(context.rng.choice((SHORT_SECONDS, context.long)))
+    context.victim.start()
 
 
-async def brokers_kill(scene: Scene) -> None:
-    for broker in scene.site.brokers:
+async def brokers_kill(context: FaultContext) -> None:
+    for broker in context.cluster.brokers:
         broker.kill()
-    await asyncio.sleep(scene.dice.choice((SHORT_SECONDS, scene.long)))
-    for broker in scene.site.brokers:
+    await asyncio.sleep(context.rng.choice((SHORT_SECONDS, context.long)))
+    for broker in context.cluster.brokers:
         broker.start()
-        await asyncio.sleep(scene.dice.uniform(0.0, SHORT_SECONDS))
+        await asyncio.sleep(context.rng.uniform(0.0, SHORT_SECONDS))
 
 
-async def broker_pause(scene: Scene) -> None:
-    scene.victim.pause()
-    await asyncio.sleep(scene.long)
-    scene.victim.resume()
+async def broker_pause(context: FaultContext) -> None:
+    context.victim.pause()
+    await asyncio.sleep(context.long)
+    context.victim.resume()
 
 
-async def broker_restart(scene: Scene) -> None:
-    await scene.victim.stop()
+async def broker_restart(context: FaultContext) -> None:
+    await context.victim.stop()
     await asyncio.sleep(SHORT_SECONDS)
-    scene.victim.start()
+    context.victim.start()
 
 
-async def rolling_reboot(scene: Scene) -> None:
+async def rolling_reboot(context: FaultContext) -> None:
     """No operator activates a broker during it: one that is back is drained while others serve, or rejoins."""
-    site = scene.site
-    for broker in site.brokers:
+    cluster = context.cluster
+    for broker in cluster.brokers:
         await broker.stop()
-        await asyncio.sleep(scene.long)
+        await asyncio.sleep(context.long)
         broker.start()
-        await site.until_ready(broker)
-        if site.rejoin == "active":
-            await site.until_active([broker])
-    await site.until_active(site.brokers)
-    await site.until_served(scene.recorder, site.brokers)
+        await cluster.until_ready(broker)
+        if cluster.rejoin == "active":
+            await cluster.until_active([broker])
+    await cluster.until_active(cluster.brokers)
+    await cluster.until_served(context.recorder, cluster.brokers)
 
 
-async def last_active(scene: Scene) -> None:
+async def last_active(context: FaultContext) -> None:
     """The others are drained, for they were away (or have just rejoined); then the one that serves dies."""
-    others = [broker for broker in scene.site.brokers if broker is not scene.victim]
+    others = [broker for broker in context.cluster.brokers if broker is not context.victim]
     for broker in others:
         broker.kill()
-    await asyncio.sleep(scene.long)
+    await asyncio.sleep(context.long)
     for broker in others:
         broker.start()
-        await scene.site.until_ready(broker)
-    scene.victim.kill()
-    await scene.site.until_active(others)
-    await scene.site.until_served(scene.recorder, others)
-    scene.victim.start()
+        await context.cluster.until_ready(broker)
+    context.victim.kill()
+    await context.cluster.until_active(others)
+    await context.cluster.until_served(context.recorder, others)
+    context.victim.start()
 
 
-async def nothing(scene: Scene) -> None:
+async def nothing(context: FaultContext) -> None:
     await asyncio.sleep(2 * SHORT_SECONDS)
 
 
-def cut(*sides: Side) -> Callable[[Scene], Awaitable[None]]:
-    async def run(scene: Scene) -> None:
+def cut(*sides: Side) -> Callable[[FaultContext], Awaitable[None]]:
+    async def run(context: FaultContext) -> None:
         for side in sides:
-            scene.site.network.cut(side, scene.victim.number)
-        await asyncio.sleep(scene.long)
+            context.cluster.network.cut(side, context.victim.number)
+        await asyncio.sleep(context.long)
         for side in sides:
-            scene.site.network.mend(side, scene.victim.number)
+            context.cluster.network.mend(side, context.victim.number)
 
     return run
 
 
-async def _etcd(scene: Scene, victims: list[EtcdMember], seconds: float) -> None:
+async def _etcd(context: FaultContext, victims: list[EtcdMember], seconds: float) -> None:
     for member in victims:
         member.kill()
     await asyncio.sleep(seconds)
@@ -119,30 +119,30 @@ async def _etcd(scene: Scene, victims: list[EtcdMember], seconds: float) -> None
         member.start()
 
 
-async def etcd_member(scene: Scene) -> None:
-    followers = [member for member in scene.site.etcd if not await member.leads()]
-    await _etcd(scene, [scene.dice.choice(followers)], scene.long)
+async def etcd_member(context: FaultContext) -> None:
+    followers = [member for member in context.cluster.etcd if not await member.leads()]
+    await _etcd(context, [context.rng.choice(followers)], context.long)
 
 
-async def etcd_leader(scene: Scene) -> None:
-    leaders = [member for member in scene.site.etcd if await member.leads()]
-    await _etcd(scene, leaders[:1] or [scene.site.etcd[0]], scene.long)
+async def etcd_leader(context: FaultContext) -> None:
+    leaders = [member for member in context.cluster.etcd if await member.leads()]
+    await _etcd(context, leaders[:1] or [context.cluster.etcd[0]], context.long)
 
 
-async def etcd_majority(scene: Scene) -> None:
-    await _etcd(scene, scene.dice.sample(scene.site.etcd, 2), scene.dice.choice((SHORT_SECONDS, scene.long)))
+async def etcd_majority(context: FaultContext) -> None:
+    await _etcd(context, context.rng.sample(context.cluster.etcd, 2), context.rng.choice((SHORT_SECONDS, context.long)))
 
 
-async def objects_kill(scene: Scene) -> None:
-    scene.site.objects.kill()
-    await asyncio.sleep(scene.long)
-    scene.site.objects.start()
+async def objects_kill(context: FaultContext) -> None:
+    context.cluster.objects.kill()
+    await asyncio.sleep(context.long)
+    context.cluster.objects.start()
 
 
-async def disk_full(scene: Scene) -> None:
-    scene.victim.fill()
-    await asyncio.sleep(scene.long)
-    scene.victim.empty()
+async def disk_full(context: FaultContext) -> None:
+    context.victim.fill()
+    await asyncio.sleep(context.long)
+    context.victim.empty()
 
 
 FAULTS: Final[Mapping[str, Kind]] = {
@@ -166,6 +166,6 @@ FAULTS: Final[Mapping[str, Kind]] = {
 }
 
 
-async def strike(name: str, scene: Scene) -> None:
-    scene.recorder.add(Fault(name, scene.victim.number + 1, scene.recorder.now()))
-    await FAULTS[name].run(scene)
+async def strike(name: str, context: FaultContext) -> None:
+    context.recorder.add(Fault(name, context.victim.number + 1, context.recorder.now()))
+    await FAULTS[name].run(context)

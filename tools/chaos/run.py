@@ -18,10 +18,10 @@ from pydanube.stores.metadata.etcd import EtcdMetadataStore
 from pydanube.testing.checkers import Violation, check, shortened
 from pydanube.testing.history import History, Quiet, to_line
 from tools.chaos.clients import Clients, plan
-from tools.chaos.faults import FAULTS, Scene, strike
+from tools.chaos.cluster import ChaosCluster
+from tools.chaos.faults import FAULTS, FaultContext, strike
 from tools.chaos.net import Network
 from tools.chaos.recorder import Recorder
-from tools.chaos.site import Site
 
 LEAD_SECONDS: Final = 1.5  # of work before a fault
 PATIENCE_SECONDS: Final = 60.0  # between deliveries, once all is well: a heartbeat, and a busy machine
@@ -62,12 +62,12 @@ class Row:
 class Run:
     def __init__(self, options: Options, network: Network) -> None:
         self.options = options
-        self.site = Site(options.directory, network, options.ttl, options.rejoin)
+        self.cluster = ChaosCluster(options.directory, network, options.ttl, options.rejoin)
         self.table: dict[str, Row] = {kind: Row() for kind in options.kinds}
         self.violations: list[Violation] = []
         self.restarts = self.reopened = 0
         self._network = network
-        self._dice = Random(options.seed)
+        self._rng = Random(options.seed)
         self._chapters = count(1)
         self._now = "starting"
         self._spent: dict[str, float] = {}  # seconds by what a round does
@@ -80,7 +80,7 @@ class Run:
         """Raises ChaosFailed when the harness cannot go on."""
         telling = asyncio.create_task(self._tell())
         try:
-            await self.site.start()
+            await self.cluster.start()
             schedule = self._schedule()
             for first in schedule:
                 await self._chapter(chain([first], islice(schedule, CHAPTER_ROUNDS - 1)))
@@ -90,8 +90,8 @@ class Run:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
             if self.violations:
-                self.site.keep_data()
-            self.site.kill()
+                self.cluster.keep_data()
+            self.cluster.kill()
 
     def _schedule(self) -> Iterator[str]:
         """Every kind in every pass, in another order each time; or whatever comes until the time is over."""
@@ -100,11 +100,11 @@ class Run:
         kinds = list(self.options.kinds)
         if self.options.rounds:
             for _ in range(self.options.rounds):
-                self._dice.shuffle(kinds)
+                self._rng.shuffle(kinds)
                 yield from kinds
         else:
             while loop.time() < deadline:
-                yield self._dice.choice(kinds)
+                yield self._rng.choice(kinds)
 
     # --- a chapter ----------------------------------------------------------------------------------------------
 
@@ -129,18 +129,18 @@ class Run:
     async def _applications(self) -> AsyncIterator[tuple[pydanube.Client, Recorder, Clients]]:
         number, options = next(self._chapters), self.options
         wanted = plan(number, official=options.official, small=options.small)
-        store = EtcdMetadataStore([member.client for member in self.site.etcd])
+        store = EtcdMetadataStore([member.client for member in self.cluster.etcd])
         recorder = self._recorder = Recorder(store, wanted.topics)
-        recorder.brokers = self.site.numbers()
+        recorder.brokers = self.cluster.numbers()
         watching = asyncio.create_task(recorder.watch())
-        urls = [broker.url for broker in self.site.brokers]
-        numbers = {broker.stream_url: broker.number + 1 for broker in self.site.brokers}
+        urls = [broker.url for broker in self.cluster.brokers]
+        numbers = {broker.stream_url: broker.number + 1 for broker in self.cluster.brokers}
         try:
-            async with pydanube.connect(self.site.stream_urls) as client:
+            async with pydanube.connect(self.cluster.url) as client:
                 clients = self._clients = Clients(
                     *(client, recorder, wanted, self._network, options.directory, urls, numbers),
                     rate=options.rate,
-                    seed=self._dice.randrange(1 << 32),
+                    seed=self._rng.randrange(1 << 32),
                 )
                 try:
                     await clients.start()
@@ -158,7 +158,7 @@ class Run:
     async def _round(self, kind: str, client: pydanube.Client, recorder: Recorder, clients: Clients) -> History:
         self._rounds += 1
         self._now = kind
-        dice = Random(self._dice.randrange(1 << 32))
+        rng = Random(self._rng.randrange(1 << 32))
         row, sent = self.table[kind], recorder.sent
         self._since = recorder.now()
         recorder.worst_pause = 0.0
@@ -166,11 +166,11 @@ class Run:
         clients.publish(True)
         await asyncio.sleep(LEAD_SECONDS)
         self._spend("working", recorder)
-        victim = self.site.host(recorder, dice.choice(recorder.topics)) or dice.choice(self.site.brokers)
+        victim = self.cluster.host(recorder, rng.choice(recorder.topics)) or rng.choice(self.cluster.brokers)
         async with asyncio.TaskGroup() as group:
-            group.create_task(strike(kind, Scene(self.site, recorder, dice, victim)))
+            group.create_task(strike(kind, FaultContext(self.cluster, recorder, rng, victim)))
             for _ in range(self.options.moves):
-                group.create_task(self._move(dice.choice(recorder.topics), dice.uniform(0.0, 4.0), dice))
+                group.create_task(self._move(rng.choice(recorder.topics), rng.uniform(0.0, 4.0), rng))
         self._spend("breaking", recorder)
         await asyncio.sleep(LEAD_SECONDS)
         clients.publish(False)
@@ -186,18 +186,18 @@ class Run:
         """History in the object store is what its descriptors say."""
         self._now = "verifying"
         for topic in recorder.topics:
-            asked = self.site.host(recorder, topic) or self.site.brokers[0]
+            asked = self.cluster.host(recorder, topic) or self.cluster.brokers[0]
             try:
-                problems = await self.site.problems(topic, asked)
+                problems = await self.cluster.problems(topic, asked)
             except (DanubeError, TimeoutError) as error:
                 problems = [f"cannot be verified: {str(error) or 'it takes too long'}"]
             self.violations += [Violation("stored_wrong", topic, problem) for problem in problems]
 
-    async def _move(self, topic: str, after_seconds: float, dice: Random) -> None:
+    async def _move(self, topic: str, after_seconds: float, rng: Random) -> None:
         await asyncio.sleep(after_seconds)
-        living = self.site.living()
+        living = self.cluster.living
         if living:
-            await self.site.move(topic, dice.choice(living))
+            await self.cluster.move(topic, rng.choice(living))
 
     async def _settle(self, kind: str, client: pydanube.Client, recorder: Recorder, clients: Clients) -> History:
         """Nothing fails any more: everything must come to rest within the deadline, and then be as promised."""
@@ -236,8 +236,8 @@ class Run:
 
     async def _until_well(self, recorder: Recorder, deadline: float) -> str:
         while True:
-            unwell = await self.site.tend() or await recorder.settled()
-            recorder.brokers |= self.site.numbers()
+            unwell = await self.cluster.tend() or await recorder.settled()
+            recorder.brokers |= self.cluster.numbers()
             if not unwell or recorder.now() > deadline:
                 return unwell
             self._now = f"{self._now.partition(':')[0]}: {unwell[:60]}"
@@ -269,7 +269,7 @@ class Run:
             recorder, lag = self._recorder, self._clients.lag if self._clients else 0
             numbers = f"sent {recorder.sent}  received {recorder.received}  lag {lag}" if recorder else ""
             text = f"{minutes:3}:{seconds:02}  round {self._rounds}{f'/{planned}' if planned else ''}  {self._now}"
-            line = f"{text}  {numbers}  moved {self.site.moved}, not {self.site.not_moved}"
+            line = f"{text}  {numbers}  moved {self.cluster.moved}, not {self.cluster.not_moved}"
             print(f"\r{line[:150]:150}" if on_terminal else line, end="" if on_terminal else "\n", flush=True)
 
     def report(self) -> list[str]:
@@ -280,11 +280,11 @@ class Run:
             numbers = (row.rounds, row.messages, f"{row.worst_pause:.1f} s", settled, row.violations)
             lines.append("{:<16}{:>8}{:>10}{:>13}{:>12}{:>12}".format(kind, *numbers))
         rounds, messages = (sum(getattr(row, name) for row in self.table.values()) for name in ("rounds", "messages"))
-        lines.append(f"{rounds} rounds, {messages} messages checked, topics moved {self.site.moved} times")
+        lines.append(f"{rounds} rounds, {messages} messages checked, topics moved {self.cluster.moved} times")
         if rounds:
             spent = ", ".join(f"{seconds / rounds:.1f} s {what}" for what, seconds in self._spent.items())
             lines.append(f"a round took {sum(self._spent.values()) / rounds:.1f} s: {spent}")
-        exits = ", ".join(self.site.exits) or "none"
-        lines.append(f"moves that could not be: {self.site.not_moved}; servers that ended by themselves: {exits}")
+        exits = ", ".join(self.cluster.exits) or "none"
+        lines.append(f"moves that could not be: {self.cluster.not_moved}; servers that ended by themselves: {exits}")
         lines.append(f"official clients started again: {self.restarts}; consumers opened again: {self.reopened}")
         return lines

@@ -66,7 +66,7 @@ class Clients:
         self,
         cluster: Cluster,
         history: History,
-        dice: Random,
+        rng: Random,
         *,
         given: Callable[[Topic, int, int], None] = lambda topic, offset, epoch: None,
         hurry: float = 0.0,
@@ -76,7 +76,7 @@ class Clients:
         self._hurry = hurry
         self.cluster = cluster
         self.history = history
-        self.dice = dice
+        self.rng = rng
         self.working = True
         self.publishing = True
         self.quiet = False
@@ -99,28 +99,30 @@ class Clients:
     def _find(self, topic: TopicName) -> tuple[Node, AnyTopic] | None:
         """A node that seems to have the topic: it may have lost it without knowing."""
         found = [(node, each) for node in self.cluster.living if (each := node.topic(topic)) is not None]
-        return self.dice.choice(found) if found else None
+        return self.rng.choice(found) if found else None
 
     def _guess(self) -> tuple[Node, None] | None:
         """Any node: a client that was sent there, before the topic is there, or that knows no better."""
         found = [node for node in self.cluster.living if node.broker is not None]
-        return (self.dice.choice(found), None) if found else None
+        return (self.rng.choice(found), None) if found else None
 
     async def _ask(self, topic: TopicName, request: Callable[[Node, AnyTopic], Coroutine[Any, Any, T]]) -> T:
         """One request. Raises DanubeError, TimeoutError or ProcessDied, as a client sees it."""
-        chosen = self._guess() if self.dice.random() < GUESSES else self._find(topic)
+        chosen = self._guess() if self.rng.random() < GUESSES else self._find(topic)
         if chosen is None:
             raise TimeoutError
         node, found = chosen
         wire = node.wire
         async with asyncio.timeout(CALL_SECONDS):
             if wire.delay_max_seconds:
-                await asyncio.sleep(self.dice.random() * wire.delay_max_seconds)
+                await asyncio.sleep(self.rng.random() * wire.delay_max_seconds)
             if wire.requests_lost:
                 await asyncio.sleep(CALL_SECONDS)
-            if wire.duplicates and found is not None and found.reliable and self.dice.random() < wire.duplicates:
+            if wire.duplicates and found is not None and found.reliable and self.rng.random() < wire.duplicates:
                 self._tasks.append(asyncio.create_task(self._again(node, request(node, found)), name="duplicate"))
-            answer = await node.call(request(node, found) if found is not None else _at_the_door(node, topic, request))
+            answer = await node.call(
+                request(node, found) if found is not None else _at_the_server(node, topic, request)
+            )
             if wire.answers_lost:
                 await asyncio.sleep(CALL_SECONDS)
             return answer
@@ -131,11 +133,11 @@ class Clients:
             await node.call(request)
 
     async def pause(self, low: float, high: float) -> None:
-        await asyncio.sleep(self.dice.uniform(low, high))
+        await asyncio.sleep(self.rng.uniform(low, high))
 
     async def between(self) -> None:
         """Until the next message."""
-        await self.pause(*(HURRY_SECONDS if self._hurry and self.dice.random() < self._hurry else PAUSE_SECONDS))
+        await self.pause(*(HURRY_SECONDS if self._hurry and self.rng.random() < self._hurry else PAUSE_SECONDS))
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -149,7 +151,7 @@ class Clients:
         seen_epochs = [0]  # of owners that have opened the producer
         await self.pause(0.0, PAUSE_SECONDS[1])
         while self.publishing and self.now() < until:
-            texts = [self.text(name, number + row) for row in range(self.dice.choice((1, 1, 2, 3)))]
+            texts = [self.text(name, number + row) for row in range(self.rng.choice((1, 1, 2, 3)))]
             number += len(texts)
             self.sent(topic, texts, once=True)
             time_us = self.cluster.clock.time_us()  # once: what is sent again is the same, byte for byte
@@ -205,14 +207,14 @@ class Clients:
         number = 0
         while self.publishing and self.now() < until:
             await self.pause(*PAUSE_SECONDS)
-            texts = [f"{name}:{number + row}" for row in range(self.dice.choice((1, 1, 2)))]
+            texts = [f"{name}:{number + row}" for row in range(self.rng.choice((1, 1, 2)))]
             number += len(texts)
             self.sent(topic, texts)
             with contextlib.suppress(DanubeError, TimeoutError, ProcessDied):
                 await self._ask(topic, _publication(texts[0], name) if len(texts) == 1 else _shouting(texts, name))
 
     def text(self, name: str, number: int) -> str:
-        return f"{name}:{number}{POISON if self.dice.random() < 0.04 else ''}"
+        return f"{name}:{number}{POISON if self.rng.random() < 0.04 else ''}"
 
     def sent(self, topic: TopicName, texts: list[str], *, once: bool = False) -> None:
         now = self.now()
@@ -255,7 +257,7 @@ class Clients:
             if self.quiet:
                 continue
             with contextlib.suppress(DanubeError, TimeoutError, ProcessDied):
-                stays = self.dice.random() < 0.3
+                stays = self.rng.random() < 0.3
                 await self._ask(topic, lambda node, found, stays=stays: self._visit(node, found, stays=stays))  # type: ignore[misc]
 
     async def pass_by(self, node: Node, topic: AnyTopic) -> None:
@@ -310,12 +312,12 @@ class Clients:
 
     async def consume(self, topic: TopicName, name: SubscriptionName, kind: SubscriptionKind, consumer: str) -> None:
         """One connection after the other: some consumers are native, which get stored batches and grant permits."""
-        native = self.dice.random() < 0.5
+        native = self.rng.random() < 0.5
         while self.working:
             chosen = self._find(topic)
             if chosen is not None and not chosen[0].wire.requests_lost:
                 node, found = chosen
-                lasts = self.dice.uniform(1.0, self.dice.choice(STREAM_SECONDS))
+                lasts = self.rng.uniform(1.0, self.rng.choice(STREAM_SECONDS))
                 with contextlib.suppress(DanubeError, ProcessDied):
                     stream = self._stream(node, found, name, kind, consumer, self.now() + lasts, native=native)
                     await node.call(stream)
@@ -379,22 +381,20 @@ class Clients:
                     self.history.add(
                         Got(label, name, consumer, text, each.offset, key, each.attempt, epoch, rescued, now)
                     )
-                if self.dice.random() < 0.2:
-                    await asyncio.sleep(
-                        self.dice.random() * THINKS_SECONDS[0 if self.quiet else self.dice.randrange(2)]
-                    )
+                if self.rng.random() < 0.2:
+                    await asyncio.sleep(self.rng.random() * THINKS_SECONDS[0 if self.quiet else self.rng.randrange(2)])
                 if node.wire.requests_lost:
                     await asyncio.sleep(1.0)  # nothing of what we say gets through
                     return
                 if not subscription.reliable:
                     for each in messages:  # which says nothing to it
-                        (subscription.nack if self.dice.random() < 0.2 else subscription.ack)(each.offset)
+                        (subscription.nack if self.rng.random() < 0.2 else subscription.ack)(each.offset)
                     continue
                 for each in messages:
                     if topic.subscriptions.get(name) is not subscription:
                         return  # the topic left while we worked
                     if (each.message.payload.endswith(b"!") and gives_up(subscription)) or (
-                        not self.quiet and self.dice.random() < 0.03
+                        not self.quiet and self.rng.random() < 0.03
                     ):
                         counts = in_flight(subscription, each.offset, each.offset + 1)
                         subscription.nack(each.offset, 0.1)  # raises while the topic is frozen: then it is no try
@@ -453,7 +453,9 @@ def _rows(items: Sequence[DeliveredBatch]) -> list[DeliveredMessage]:
     return found
 
 
-async def _at_the_door(node: Node, topic: TopicName, request: Callable[[Node, AnyTopic], Coroutine[Any, Any, T]]) -> T:
+async def _at_the_server(
+    node: Node, topic: TopicName, request: Callable[[Node, AnyTopic], Coroutine[Any, Any, T]]
+) -> T:
     """The node may wait for the topic, if it is about to get it, or refuse."""
     if node.broker is None:  # it was closed between the request and its turn: nothing listens there any more
         raise ProcessDied

@@ -71,7 +71,7 @@ OPERATIONS: Final = (
 )
 # What no simulated cluster does, and why.
 NEVER: Final[Mapping[str, str]] = {
-    "Broker.start": "it opens real stores and doors; simulated brokers are given theirs",
+    "Broker.start": "it opens real stores and servers; simulated brokers are given theirs",
     "Broker.check_directory": "the lock of a real directory, looked at before a process starts",
     "Broker.run": "threads, for who serves requests",
     "Broker.listens": "simulated brokers have no servers with addresses",

@@ -55,7 +55,7 @@ LIMITS: Final[Sequence[tuple[Sequence[str], str, Sequence[float]]]] = (
     (("cluster.assignment_reconciler",), "CLAIMS_MAX", (1, 2, 32)),
     (("cluster.view",), "RELIST_SECONDS", (5.0, 30.0)),
     (("cluster.load_manager",), "BATCH", (1, 2, 50)),
-    (("history.object_maker",), "APART_BYTES", (0, 0, 1 << 20)),
+    (("history.object_maker",), "WORKER_BYTES_MIN", (0, 0, 1 << 20)),
     (("history.object_maker",), "HERE_SECONDS", (5.0, 300.0)),
     (("history.uploads",), "UPLOAD_READ_BYTES", (300, 256 * 1024)),
     (("history.uploads",), "FEW_BATCHES", (1, 256)),
@@ -83,54 +83,54 @@ class Pressure(NamedTuple):
 
     @classmethod
     def of(cls, seed: int) -> Pressure:
-        dice = Random(seed ^ 0x9E55)
-        topics = dice.choice(MANY_TOPICS) if dice.random() < MANY_SHARE else 0
-        limits = tuple(dice.choice(values) for _, _, values in LIMITS)
+        rng = Random(seed ^ 0x9E55)
+        topics = rng.choice(MANY_TOPICS) if rng.random() < MANY_SHARE else 0
+        limits = tuple(rng.choice(values) for _, _, values in LIMITS)
         if topics:  # a start, and a takeover, take longer than a lease; but not without end
             limits = tuple(
                 8 if name == "CLAIMS_MAX" else each for (_, name, _), each in zip(LIMITS, limits, strict=True)
             )
-        quick = dice.random() < 0.3  # what is sent is uploaded immediately, and garbage goes as soon
+        quick = rng.random() < 0.3  # what is sent is uploaded immediately, and garbage goes as soon
         tier = TierConfig(
             upload_seconds=10.0 if quick else 60.0,
-            object_bytes=dice.choice((1500, 64 * 1024, 64 * 1024)),
+            object_bytes=rng.choice((1500, 64 * 1024, 64 * 1024)),
             merge_count_min=3,
             descriptors_max=4,
             descriptors_moved=2,
             garbage_seconds=1.0 if quick else 40.0,
-            local=Retention(seconds=dice.choice((5.0, 60.0))),
-            retention_check_seconds=dice.choice((10.0, 30.0)),
+            local=Retention(seconds=rng.choice((5.0, 60.0))),
+            retention_check_seconds=rng.choice((10.0, 30.0)),
             sweep_seconds=3.0 if quick else 100.0,
         )
         wal = WalConfig(
-            segment_bytes=dice.choice((1024, 2048)),
+            segment_bytes=rng.choice((1024, 2048)),
             segment_seconds=60.0,
-            journal_bytes=dice.choice((2048, 8192)),
-            copy_bytes=dice.choice((1024, 4096)),
+            journal_bytes=rng.choice((2048, 8192)),
+            copy_bytes=rng.choice((1024, 4096)),
             ballast_bytes=512,
-            cache_bytes=dice.choice((1024, 4096)),
+            cache_bytes=rng.choice((1024, 4096)),
         )
         return cls(
             limits,
-            dice.choice((16, 40, 4096)),
-            2 if topics else dice.choice((1, 2, 32)),
-            dice.choice((2, 10, 1000)),
-            0.0 if topics else dice.choice((0.0, 0.01, 0.1)),
-            0.3 if topics else dice.choice((0.0, 0.03, 0.3)),
-            dice.choice((0.0, 0.2, 0.5)),
+            rng.choice((16, 40, 4096)),
+            2 if topics else rng.choice((1, 2, 32)),
+            rng.choice((2, 10, 1000)),
+            0.0 if topics else rng.choice((0.0, 0.01, 0.1)),
+            0.3 if topics else rng.choice((0.0, 0.03, 0.3)),
+            rng.choice((0.0, 0.2, 0.5)),
             tier,
             wal,
-            dice.choice((0, 0, 1, 3)),
+            rng.choice((0, 0, 1, 3)),
             topics,
         )
 
     @property
-    def apart(self) -> bool:
+    def worker_processes(self) -> bool:
         """Whether every object is made and stored by the worker process."""
         return self.limits[_APART] == 0
 
 
-_APART: Final = next(place for place, (_, name, _) in enumerate(LIMITS) if name == "APART_BYTES")
+_APART: Final = next(place for place, (_, name, _) in enumerate(LIMITS) if name == "WORKER_BYTES_MIN")
 
 
 def _module(name: str) -> Any:

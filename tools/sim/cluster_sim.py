@@ -243,7 +243,7 @@ def _told(problem: dict[str, object]) -> str:
 class _Run:
     def __init__(self, seed: int, tweak: Callable[[Cluster], None] | None, leave_out: Sequence[int]) -> None:
         self.seed = seed
-        self.dice = Random(seed ^ 0x5EED)
+        self.rng = Random(seed ^ 0x5EED)
         self.history = History()
         self.pressure = Pressure.of(seed)
         self.until = faults_until(seed)
@@ -310,7 +310,7 @@ class _Run:
             tier=pressure.tier,
             wal=pressure.wal,
             unacked_max=pressure.unacked_max,
-            apart=pressure.apart,
+            worker_processes=pressure.worker_processes,
             disk_seconds=pressure.disk_seconds,
             store_seconds=pressure.store_seconds,
             heartbeat=Heartbeat(1000),
@@ -334,10 +334,10 @@ class _Run:
         self.hits = breaking.aims.hits
         self.history.add(Lease(TTL_SECONDS, self.now()))
         clients = Clients(
-            cluster, self.history, self.dice, given=recorder.given, hurry=pressure.hurry, subscribed=watch.subscribed
+            cluster, self.history, self.rng, given=recorder.given, hurry=pressure.hurry, subscribed=watch.subscribed
         )
         breaking.clients = clients
-        real = RealClients(clients, watch, self.dice)
+        real = RealClients(clients, watch, self.rng)
         await self._prepare(breaking, clients, real, reliable, others)
         crowd = await self._crowd(clients)
         watching = [
@@ -403,14 +403,14 @@ class _Run:
             found = host.topic(topic)
             if topic == reliable[2] and self.pressure.keeps_mb and found is not None and found.reliable:
                 await breaking.retain(host, found, RetentionChange(mb=self.pressure.keeps_mb))
-        if self.dice.random() < 0.25:
+        if self.rng.random() < 0.25:
             # No other broker may take this one while its owner is away.
             await self.cluster.metadata.transact([], [Put(keys.on_crash(reliable[-1]), b'"wait"')])
         for topic in [*reliable, *others]:
             for number in range(2):
-                kind = self.dice.choice(list(SubscriptionKind))
+                kind = self.rng.choice(list(SubscriptionKind))
                 name = SubscriptionName(f"sub-{number}")
-                for consumer in range(1 if kind is SubscriptionKind.EXCLUSIVE else self.dice.choice((1, 2))):
+                for consumer in range(1 if kind is SubscriptionKind.EXCLUSIVE else self.rng.choice((1, 2))):
                     if real.wants():
                         real.consume(topic, name, kind, f"c{consumer}")
                     else:
@@ -418,7 +418,7 @@ class _Run:
         for topic in reliable:
             # Some fall silent while things still go wrong: then nothing but a heartbeat finds what was missed.
             for once in (True, False):
-                until = self.dice.choice((0.5, 0.8, 1.0, 1.0)) * self.until
+                until = self.rng.choice((0.5, 0.8, 1.0, 1.0)) * self.until
                 if real.wants():
                     real.produce(topic, until=until, once=once)
                 else:
@@ -560,7 +560,7 @@ class _Run:
         for _ in range(3):
             await asyncio.sleep(0.7)
             before.append([left_in(node) for node in nodes])
-        visitors = Clients(self.cluster, History(), self.dice)
+        visitors = Clients(self.cluster, History(), self.rng)
         for _ in range(3):
             for topic in topics:
                 node = self.cluster.any_host(topic)

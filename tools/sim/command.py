@@ -25,8 +25,8 @@ from typing import Final, Protocol, TypeVar
 
 from pydanube.stores.work.system import SystemClock, SystemWork
 from tools.sim.cluster_report import ClusterTotals, report, shrink
+from tools.sim.cluster_sim import ANY_LENGTH_FROM, run_seed
 from tools.sim.cluster_sim import Outcome as ClusterOutcome
-from tools.sim.cluster_sim import run_seed
 from tools.sim.coverage import unmet
 from tools.sim.log_history import OPERATIONS, Outcome, run_history
 
@@ -121,6 +121,10 @@ def cluster_outcomes(seeds: Sequence[int], *, processes: int) -> Iterator[Cluste
         yield from pool.imap_unordered(run_seed, seeds, chunksize=1)
 
 
+def _fresh_seed() -> int:
+    return ANY_LENGTH_FROM + (SystemWork(threads_max=1).random_u64() >> 32)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.sim", description=__doc__)
     parser.add_argument("--seed", type=_at_least(0), help="the first seed (default: a random one)")
@@ -132,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--digests", action="store_true", help="print only each seed's digest, in the order of seeds")
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
-    seed = options.seed if options.seed is not None else SystemWork(threads_max=1).random_u64() >> 32
+    seed = options.seed if options.seed is not None else _fresh_seed()
     seeds = range(seed, seed + options.count)
     kinds = [options.only] if options.only else ["log", "cluster"]
     if options.digests:

@@ -45,11 +45,11 @@ LATER: Final = (*NO_ROOM, NotServed)
 class IdempotentProducer:
     """Keeps up to eight batches in flight; sends what was refused again, unchanged and in order."""
 
-    def __init__(self, history: History, model: TopicModel, producer_id: int, dice: Random) -> None:
+    def __init__(self, history: History, model: TopicModel, producer_id: int, rng: Random) -> None:
         self._history = history
         self._model = model
         self._producer_id = producer_id
-        self._dice = dice
+        self._rng = rng
         self._session: int | None = None
         self._next_sequence = 0
         self._unacked: dict[int, Sent] = {}  # by number, in order
@@ -60,9 +60,9 @@ class IdempotentProducer:
         self._unknown: set[int] = set()  # perhaps stored, by an owner that was not allowed to say so
         # Batch, answer, and whether nothing was before it: then there is no excuse for refusing it.
         self._in_flight: deque[tuple[Sent, asyncio.Future[CommitReceipt], bool]] = deque()
-        self._limit = dice.choice((IN_FLIGHT_MAX, dice.randint(1, IN_FLIGHT_MAX)))
-        self._left = 3 if history.crowded else dice.choice((5, 20, 60))
-        self._twice = dice.choice((0.05, 0.05, 0.4))  # of the batches: duplicated on the way
+        self._limit = rng.choice((IN_FLIGHT_MAX, rng.randint(1, IN_FLIGHT_MAX)))
+        self._left = 3 if history.crowded else rng.choice((5, 20, 60))
+        self._twice = rng.choice((0.05, 0.05, 0.4))  # of the batches: duplicated on the way
 
     async def run(self) -> None:
         history = self._history
@@ -88,22 +88,22 @@ class IdempotentProducer:
                 self._recent.clear()
 
     async def _work(self, boot: Boot, log: TopicLog) -> None:
-        dice = self._dice
-        if self._session is None or (dice.random() < 0.05 and not self._history.quiet):
+        rng = self._rng
+        if self._session is None or (rng.random() < 0.05 and not self._history.quiet):
             await self._open(boot, log)
-        self._send_again(boot, log, answers_lost=dice.random() < 0.3)
+        self._send_again(boot, log, answers_lost=rng.random() < 0.3)
         while self._in_flight or self._left > 0:
             if not self._history.quiet:
                 if self._history.together and not self._in_flight and not self._unacked:
-                    await self._history.rest(dice)
-                while self._left > 0 and self._may_send() and dice.random() < 0.8:
+                    await self._history.rest(rng)
+                while self._left > 0 and self._may_send() and rng.random() < 0.8:
                     self._send_new(boot, log)
             if not self._in_flight and self._unacked:
                 self._send_again(boot, log)
             if not self._in_flight:
                 if self._history.quiet:
                     return
-                await self._history.rest(dice)
+                await self._history.rest(rng)
                 if log.closed:
                     raise LogClosed(log.topic)
                 continue
@@ -114,7 +114,7 @@ class IdempotentProducer:
                 if isinstance(error, NotServed):
                     self._unknown.add(sent.number)
                 await self._settle(boot)
-                await asyncio.sleep(dice.random() * 0.2)
+                await asyncio.sleep(rng.random() * 0.2)
                 self._send_again(boot, log)
             except SessionUnknown as refusal:
                 await self._session_ended(boot, log, refusal)
@@ -123,9 +123,9 @@ class IdempotentProducer:
                     raise Broken(f"{self._model._name(sent.number)} is acknowledged and refused: {refusal}") from None
                 if first:
                     raise Broken(f"{self._model._name(sent.number)} is next and is refused: {refusal}") from None
-                if dice.random() < 0.7:
+                if rng.random() < 0.7:
                     await self._settle(boot)
-                if not self._in_flight or dice.random() < 0.5:
+                if not self._in_flight or rng.random() < 0.5:
                     self._send_again(boot, log)
 
     async def _session_ended(self, boot: Boot, log: TopicLog, refusal: SessionUnknown) -> None:
@@ -154,7 +154,7 @@ class IdempotentProducer:
         try:
             self._session = await boot.process.call(log.open_session(self._producer_id))
         except LATER:
-            await asyncio.sleep(self._dice.random() * 0.2)
+            await asyncio.sleep(self._rng.random() * 0.2)
             raise LogClosed(log.topic) from None  # try again from the start
         except LimitReached:
             if not self._history.sessions_end:
@@ -165,13 +165,13 @@ class IdempotentProducer:
         self._next_sequence = 0
         self._used_at = asked_at
         self._history.say(f"session {self._model.topic} {self._producer_id}")
-        if old is not None and self._dice.random() < 0.3:
+        if old is not None and self._rng.random() < 0.3:
             await self._try_fenced(boot, log, old, old_sequence)
 
     async def _try_fenced(self, boot: Boot, log: TopicLog, session: int, sequence: int) -> None:
         """An older self that does not know it was replaced must never get anything in."""
         number = self._history.next_number()
-        sent = self._model.make(self._dice, number, self._producer_id, session, sequence)
+        sent = self._model.make(self._rng, number, self._producer_id, session, sequence)
         self._model.forbidden.add(number)
         try:
             await boot.process.wait(_submit(self._history, self._model, boot, log, sent))
@@ -186,14 +186,14 @@ class IdempotentProducer:
     def _send_new(self, boot: Boot, log: TopicLog) -> None:
         assert self._session is not None
         sent = self._model.make(
-            self._dice, self._history.next_number(), self._producer_id, self._session, self._next_sequence
+            self._rng, self._history.next_number(), self._producer_id, self._session, self._next_sequence
         )
         self._next_sequence += sent.rows
         self._left -= 1
         self._unacked[sent.number] = sent
         self._recent.append(sent)
         self._send(boot, log, sent)
-        if self._dice.random() < self._twice:
+        if self._rng.random() < self._twice:
             self._send(boot, log, sent)
 
     def _send_again(self, boot: Boot, log: TopicLog, *, answers_lost: bool = False) -> None:
@@ -203,7 +203,7 @@ class IdempotentProducer:
     def _send(self, boot: Boot, log: TopicLog, sent: Sent) -> None:
         first = not self._in_flight and next(iter(self._unacked), None) == sent.number
         self._sent_at.setdefault(sent.number, asyncio.get_running_loop().time())
-        answer = _submit(self._history, self._model, boot, log, sent, told=self._dice.random() < 0.3)
+        answer = _submit(self._history, self._model, boot, log, sent, told=self._rng.random() < 0.3)
         self._in_flight.append((sent, answer, first))
 
     async def _settle(self, boot: Boot) -> None:
@@ -238,30 +238,30 @@ class IdempotentProducer:
 class PlainProducer:
     """Producer 0: what fails is not sent again. Sends one after the other, or several concurrently."""
 
-    def __init__(self, history: History, model: TopicModel, dice: Random) -> None:
+    def __init__(self, history: History, model: TopicModel, rng: Random) -> None:
         self._history = history
         self._model = model
-        self._dice = dice
-        self._left = dice.choice((3, 10, 40))
+        self._rng = rng
+        self._left = rng.choice((3, 10, 40))
 
     async def run(self) -> None:
-        history, dice = self._history, self._dice
+        history, rng = self._history, self._rng
         while self._left > 0 and not history.quiet:
             boot = await history.running()
             log = boot.logs[self._model.topic]
             try:
-                if dice.random() < 0.5:
+                if rng.random() < 0.5:
                     await self._append(boot, log)
                 else:
                     await self._burst(boot, log)
             except (*LATER, LogClosed, ProcessDied):
-                await asyncio.sleep(dice.random() * 0.01)
+                await asyncio.sleep(rng.random() * 0.01)
             except LogStopped:
                 history.stopped(boot)
                 await boot.ended.wait()
                 await asyncio.sleep(0.001)
-            if dice.random() < 0.3:
-                await history.rest(dice)
+            if rng.random() < 0.3:
+                await history.rest(rng)
 
     async def _append(self, boot: Boot, log: TopicLog) -> None:
         sent = self._make()
@@ -276,15 +276,15 @@ class PlainProducer:
         self._acknowledged(sent, receipt)
 
     async def _burst(self, boot: Boot, log: TopicLog) -> None:
-        dice = self._dice
+        rng = self._rng
         answers = []
-        for _ in range(dice.randint(1, 6)):
+        for _ in range(rng.randint(1, 6)):
             sent = self._make()
-            told = dice.random() < 0.3
+            told = rng.random() < 0.3
             answers.append((sent, _submit(self._history, self._model, boot, log, sent, told=told)))
         failure: DanubeError | None = None
         for sent, answer in answers:
-            if dice.random() < 0.03:
+            if rng.random() < 0.03:
                 answer.cancel()  # the caller leaves; its batch may be stored or not
                 continue
             try:
@@ -299,7 +299,7 @@ class PlainProducer:
 
     def _make(self) -> Sent:
         self._left -= 1
-        return self._model.make(self._dice, self._history.next_number(), 0, 0, 0)
+        return self._model.make(self._rng, self._history.next_number(), 0, 0, 0)
 
     def _acknowledged(self, sent: Sent, receipt: CommitReceipt) -> None:
         self._model.receipt(sent, receipt.offset, receipt.epoch)

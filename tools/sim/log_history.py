@@ -89,11 +89,11 @@ class Outcome:
 def run_history(seed: int, *, wrap_disk: Callable[[Disk], Disk] | None = None, keep_events: bool = False) -> Outcome:
     """Lives one history. `wrap_disk` stands between the log and its disk, to plant defects."""
     outcome = Outcome(seed)
-    dice = Random(seed)
+    rng = Random(seed)
     loop = SimLoop(  # type: ignore[abstract]
-        Random(dice.randrange(2**62)), shuffled=dice.random() < 0.8, steps_max=STEPS_MAX
+        Random(rng.randrange(2**62)), shuffled=rng.random() < 0.8, steps_max=STEPS_MAX
     )
-    history = History(dice, outcome, wrap_disk, keep_events)
+    history = History(rng, outcome, wrap_disk, keep_events)
     try:
         with history.pressure.applied(), counting(outcome.met, *OPERATIONS):
             loop.run_until_complete(history.live())
@@ -161,14 +161,14 @@ class History:
 
     def __init__(
         self,
-        dice: Random,
+        rng: Random,
         outcome: Outcome,
         wrap_disk: Callable[[Disk], Disk] | None,
         keep_events: bool,
     ) -> None:
-        self.dice = dice
+        self.rng = rng
         self.outcome = outcome
-        self.flips = dice.random() < FLIP_SHARE
+        self.flips = rng.random() < FLIP_SHARE
         self.quiet = False  # the disk is well and producers only finish what they have
         self.boot: Boot | None = None
         self._wrap_disk = wrap_disk
@@ -181,31 +181,31 @@ class History:
         self._newest: Boot | None = None
         self.leased = True  # else no receipt may be given
         # What is wrong with the disk: calls fail at random, or those that are aimed at, or descriptors are few.
-        self._trouble = dice.choice(("rates", "rates", "rates", "aims", "aims", "aims", "aims", "descriptors"))
+        self._trouble = rng.choice(("rates", "rates", "rates", "aims", "aims", "aims", "aims", "descriptors"))
         self.disk = FaultyDisk(
-            Random(dice.randrange(2**62)),
+            Random(rng.randrange(2**62)),
             faults=Faults(delays=0.01, delay_seconds_max=0.02),
-            sparse=dice.random() < 0.25,
+            sparse=rng.random() < 0.25,
         )
         self.disk.strike = self._struck
-        self._work = SimWork(Random(dice.randrange(2**62)))
-        self.pressure = Pressure.draw(dice)
+        self._work = SimWork(Random(rng.randrange(2**62)))
+        self.pressure = Pressure.draw(rng)
         self._config = self.pressure.config
         self.sessions_end = self._config.session_seconds < 1  # who waits a moment may be forgotten
         # A clock that jumps between two processes may end a session early, but not before this one has watched it.
         self.session_seconds = min(self._config.session_seconds, self._config.watched_seconds)
-        self.crowded = dice.random() < CROWDED_SHARE
+        self.crowded = rng.random() < CROWDED_SHARE
         self.models: list[TopicModel] = []
-        for number in range(dice.randint(20, 60) if self.crowded else dice.choice((1, 2, 2, 3, 4))):
+        for number in range(rng.randint(20, 60) if self.crowded else rng.choice((1, 2, 2, 3, 4))):
             topic = f"/default/t{number}"
-            durability = "os" if dice.random() < 0.15 else "fsync"
+            durability = "os" if rng.random() < 0.15 else "fsync"
             self.models.append(TopicModel(topic, topic_hash(topic), durability))
-            self.models[-1].reserves = dice.random() < 0.2
+            self.models[-1].reserves = rng.random() < 0.2
         # How long a boot lasts, and what producers wait between two batches: some histories are crowded, in
         # others there is time for what happens in the background.
-        self.boot_seconds = dice.choice((0.005, 0.02, 0.05, 0.05, 0.5, 2.0))
-        self.pace_seconds = self.boot_seconds / dice.choice((4, 10, 20))
-        self.together = dice.random() < 0.5
+        self.boot_seconds = rng.choice((0.005, 0.02, 0.05, 0.05, 0.5, 2.0))
+        self.pace_seconds = self.boot_seconds / rng.choice((4, 10, 20))
+        self.together = rng.random() < 0.5
         self.tick_seconds = min(0.1, max(0.003, self.pace_seconds))
         self._troubles = Troubles(self)
 
@@ -234,13 +234,13 @@ class History:
         if isinstance(error, DiskFull | DiskFailed) and not boot.disk.told:
             raise Broken(f"a disk that is well was said to have failed: {error!r}") from error
 
-    async def rest(self, dice: Random) -> None:
+    async def rest(self, rng: Random) -> None:
         """What a producer waits between two batches. If all wait for the same moment, groups have many topics."""
         if self.together:
             now = asyncio.get_running_loop().time()
             await asyncio.sleep(self.tick_seconds - now % self.tick_seconds)
         else:
-            await asyncio.sleep(dice.random() * self.pace_seconds)
+            await asyncio.sleep(rng.random() * self.pace_seconds)
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -254,10 +254,10 @@ class History:
         try:
             async with asyncio.TaskGroup() as group:
                 clients = [group.create_task(client.run()) for client in self._clients()]
-                boots = self.dice.choice((1, 2)) if self.crowded else self.dice.choice((1, 2, 2, 3, 4))
+                boots = self.rng.choice((1, 2)) if self.crowded else self.rng.choice((1, 2, 2, 3, 4))
                 for left in reversed(range(boots)):
                     # The last one may go on, on a disk that is well again.
-                    await self._one_boot(goes_on=left == 0 and not self.flips and self.dice.random() < 0.4)
+                    await self._one_boot(goes_on=left == 0 and not self.flips and self.rng.random() < 0.4)
                 if self.flips:
                     await self._flip_and_check()
                 else:
@@ -269,27 +269,27 @@ class History:
             raise next(_leaves(group_error)) from None
 
     def _clients(self) -> list[IdempotentProducer | PlainProducer]:
-        dice = self.dice
+        rng = self.rng
         clients: list[IdempotentProducer | PlainProducer] = []
         for model in self.models:
             if self.crowded:
-                clients.append(IdempotentProducer(self, model, 1, Random(dice.randrange(2**62))))
+                clients.append(IdempotentProducer(self, model, 1, Random(rng.randrange(2**62))))
                 continue
-            for producer_id in range(1, 1 + dice.choice((0, 1, 1, 1, 2))):
-                clients.append(IdempotentProducer(self, model, producer_id, Random(dice.randrange(2**62))))
-            for _ in range(dice.choice((0, 1, 1)) if clients else 1):
-                clients.append(PlainProducer(self, model, Random(dice.randrange(2**62))))
+            for producer_id in range(1, 1 + rng.choice((0, 1, 1, 1, 2))):
+                clients.append(IdempotentProducer(self, model, producer_id, Random(rng.randrange(2**62))))
+            for _ in range(rng.choice((0, 1, 1)) if clients else 1):
+                clients.append(PlainProducer(self, model, Random(rng.randrange(2**62))))
         return clients
 
     async def _one_boot(self, *, goes_on: bool) -> None:
         """Recovers, works for a while, and ends in one of the ways a process ends, if it does not go on."""
-        dice = self.dice
+        rng = self.rng
         self._set_faults()
         boot = await self._start(may_crash=True)
         worker = asyncio.create_task(self._troubles.disturb(boot))
         waiters = [asyncio.create_task(boot.ended.wait()), worker]
         # Some boots end while their first files and directories are being made.
-        lasts = self.boot_seconds if dice.random() < 0.8 else dice.random() * 0.003
+        lasts = self.boot_seconds if rng.random() < 0.8 else rng.random() * 0.003
         await asyncio.wait(waiters, timeout=lasts, return_when="FIRST_COMPLETED")
         for task in waiters:
             task.cancel()
@@ -300,46 +300,46 @@ class History:
         if goes_on and not boot.ended.is_set() and not any(log.closed for log in boot.logs.values()):
             return
         self.say(f"boot {boot.number} is over")
-        ending = dice.choice(("close", "kill", "power", "power", "closing"))
+        ending = rng.choice(("close", "kill", "power", "power", "closing"))
         if ending in ("close", "closing"):
-            await self._close(boot, crash_after=dice.random() * 0.01 if ending == "closing" else None)
+            await self._close(boot, crash_after=rng.random() * 0.01 if ending == "closing" else None)
         # A close may have failed half-way, or left nothing to do.
-        self._end(boot, power=ending == "power" or (ending != "kill" and dice.random() < 0.5))
-        if dice.random() < 0.2:
-            self._clock.jump(dice.uniform(-1e5, 1e5))
+        self._end(boot, power=ending == "power" or (ending != "kill" and rng.random() < 0.5))
+        if rng.random() < 0.2:
+            self._clock.jump(rng.uniform(-1e5, 1e5))
             self.outcome.counts["clock jumps"] += 1
 
     def _set_faults(self) -> None:
         """What is wrong with the disk in this boot."""
-        dice = self.dice
+        rng = self.rng
         faults = self.disk.faults
         self._heal()
         if self.flips:
             return
         if self._trouble == "rates":
-            faults.sync_fails = dice.choice((0.0, 0.0, 0.0, 0.02, 0.1))
-            faults.directory_sync_fails = dice.choice((0.0, 0.0, 0.05)) if faults.sync_fails else 0.0
-            faults.write_fails = faults.sync_fails * dice.choice((0.0, 0.0, 0.3))
-            faults.read_fails = faults.sync_fails * dice.choice((0.0, 0.0, 0.1))
+            faults.sync_fails = rng.choice((0.0, 0.0, 0.0, 0.02, 0.1))
+            faults.directory_sync_fails = rng.choice((0.0, 0.0, 0.05)) if faults.sync_fails else 0.0
+            faults.write_fails = faults.sync_fails * rng.choice((0.0, 0.0, 0.3))
+            faults.read_fails = faults.sync_fails * rng.choice((0.0, 0.0, 0.1))
         elif self._trouble == "aims":
-            self.disk.aims += [draw_aim(dice, self.boot_seconds) for _ in range(dice.choice((1, 1, 1, 2)))]
-        elif dice.random() < 0.7:
-            faults.open_files_max = dice.choice((None, 1, 2, 5))
-            faults.no_descriptor = dice.choice((0.01, 0.05, 0.2))
-        faults.delays = dice.choice((0.0, 0.01, 0.1))
-        if dice.random() < 0.1:
-            faults.slow = dice.choice((".wal", "journal/", self.models[0].topic))
-            faults.slow_seconds_max = dice.choice((0.005, 0.05))
-        if dice.random() < 0.2:
-            self.disk.capacity_bytes = self.disk.used_bytes + dice.randrange(dice.choice((9_000, 60_000)))
-            faults.names_need_room = dice.random() < 0.3
-            faults.overwrites_need_room = dice.random() < 0.2
+            self.disk.aims += [draw_aim(rng, self.boot_seconds) for _ in range(rng.choice((1, 1, 1, 2)))]
+        elif rng.random() < 0.7:
+            faults.open_files_max = rng.choice((None, 1, 2, 5))
+            faults.no_descriptor = rng.choice((0.01, 0.05, 0.2))
+        faults.delays = rng.choice((0.0, 0.01, 0.1))
+        if rng.random() < 0.1:
+            faults.slow = rng.choice((".wal", "journal/", self.models[0].topic))
+            faults.slow_seconds_max = rng.choice((0.005, 0.05))
+        if rng.random() < 0.2:
+            self.disk.capacity_bytes = self.disk.used_bytes + rng.randrange(rng.choice((9_000, 60_000)))
+            faults.names_need_space = rng.random() < 0.3
+            faults.overwrites_need_space = rng.random() < 0.2
 
     def _heal(self) -> None:
         faults = self.disk.faults
         faults.sync_fails = faults.directory_sync_fails = faults.write_fails = faults.read_fails = 0.0
         faults.slow, faults.open_files_max, faults.no_descriptor = "", None, 0.0
-        faults.names_need_room = faults.overwrites_need_room = False
+        faults.names_need_space = faults.overwrites_need_space = False
         self.disk.capacity_bytes = None
         self.disk.aims.clear()
 
@@ -355,14 +355,14 @@ class History:
                 if model.reserves:
                     boot.process.run(self.reserve, boot.logs[model.topic], model)
             if not await self._drained(boot, clients):
-                self._end(boot, power=self.dice.random() < 0.5)
+                self._end(boot, power=self.rng.random() < 0.5)
                 boot = None
         if boot is None:
             boot = await self._start(may_crash=False)
             if not await self._drained(boot, clients):
                 raise Broken("the log stops on a disk that is well")
         await self._close(boot, crash_after=None)
-        self._end(boot, power=self.dice.random() < 0.5)
+        self._end(boot, power=self.rng.random() < 0.5)
         boot = await self._start(may_crash=False)
         await self._close(boot, crash_after=None)
 
@@ -396,7 +396,7 @@ class History:
 
     async def _start(self, *, may_crash: bool) -> Boot:
         """A process with the log open and every promise checked. A crash on the way starts over."""
-        dice = self.dice
+        rng = self.rng
         for attempt in range(1000):
             if attempt == 8:
                 self._heal()
@@ -406,12 +406,12 @@ class History:
             boot = self._newest = Boot(self._boots, Process(f"boot {self._boots}"), disk)
             self.leased = True
             self.say(f"boot {boot.number}")
-            if dice.random() < 0.1 and self.disk.capacity_bytes is None:
+            if rng.random() < 0.1 and self.disk.capacity_bytes is None:
                 await self._verify_first(boot)
             crash: asyncio.TimerHandle | None = None
-            if may_crash and attempt < 3 and dice.random() < 0.3:
-                delay = dice.random() * dice.choice((0.001, 0.01, 0.05))
-                power = dice.random() < 0.6
+            if may_crash and attempt < 3 and rng.random() < 0.3:
+                delay = rng.random() * rng.choice((0.001, 0.01, 0.05))
+                power = rng.random() < 0.6
                 crash = asyncio.get_running_loop().call_later(delay, self._end, boot, power)
             patience = asyncio.get_running_loop().call_later(HANG_SECONDS, self._end, boot, False)
             try:
@@ -421,9 +421,9 @@ class History:
             except (DiskFull, DiskFailed, LogStopped) as error:
                 self.excuse(boot, error)
                 self.say(f"not opened: {error!r}")
-                self._end(boot, power=dice.random() < 0.3)
+                self._end(boot, power=rng.random() < 0.3)
                 if self.disk.capacity_bytes is not None:
-                    self.disk.capacity_bytes += dice.randrange(20_000)
+                    self.disk.capacity_bytes += rng.randrange(20_000)
                 continue
             finally:
                 patience.cancel()
@@ -454,7 +454,7 @@ class History:
             raise Broken(f"journals said to be damaged: {wal.problems}")
         for model in self.models:
             log = boot.logs[model.topic] = await self.open_topic(wal, model)
-            if self.dice.random() < 0.5:  # a producer waits to publish
+            if self.rng.random() < 0.5:  # a producer waits to publish
                 self._troubles.prepare_soon(boot, log)
 
     def _judge_stop(self, boot: Boot, error: LogStopped) -> None:
@@ -496,11 +496,11 @@ class History:
             self.fail(f"the committer died: {_describe(error)}")
 
     async def open_topic(self, wal: Wal, model: TopicModel) -> TopicLog:
-        dice = self.dice
+        rng = self.rng
         self._epoch += 1
         start: int | None = None
-        if dice.random() < 0.03:  # another broker had the topic in between
-            start = model.end + dice.randrange(1, 50)
+        if rng.random() < 0.03:  # another broker had the topic in between
+            start = model.end + rng.randrange(1, 50)
         try:
             try:
                 log = await self._topic(wal, model, start)
@@ -509,7 +509,7 @@ class History:
         except TailUnproven as error:
             if model.durability == "fsync":
                 raise Broken(f"an end that nothing vouches for: {error}") from error
-            start = max(model.end, error.head) + dice.randrange(50)
+            start = max(model.end, error.head) + rng.randrange(50)
             log = await self._topic(wal, model, start)
         if model.durability == "fsync" and log.recovered.damage:
             raise Broken(f"damage where none was done: {log.recovered.damage}")
@@ -523,7 +523,7 @@ class History:
 
     def reserve(self, log: TopicLog, model: TopicModel) -> None:
         """Offsets are given out only below a reservation, which must be extended in time."""
-        model.reservations.append(1 << 40 if self.quiet else log.head + self.dice.randrange(200))
+        model.reservations.append(1 << 40 if self.quiet else log.head + self.rng.randrange(200))
         log.reserve(model.reservations[-1])
 
     async def _topic(self, wal: Wal, model: TopicModel, start: int | None) -> TopicLog:
@@ -536,7 +536,7 @@ class History:
         """Reads everything and compares it."""
         audit = Audit(model, log.first_offset, log.head)
         reader = log.reader(log.first_offset)
-        bytes_max = self.dice.choice((1, 1000, 1 << 20))
+        bytes_max = self.rng.choice((1, 1000, 1 << 20))
         while audit.next < log.head:
             try:
                 audit.take(await reader.read(bytes_max))
@@ -586,7 +586,7 @@ class History:
             if model.durability == "os" and self.disk.faults.sync_fails:
                 model.may_lose = True
         if crash_after is not None:
-            power = self.dice.random() < 0.6
+            power = self.rng.random() < 0.6
             asyncio.get_running_loop().call_later(crash_after, self._end, boot, power)
         if self.boot is boot:
             self.boot = None
@@ -643,14 +643,14 @@ class History:
 
     async def _flip_and_check(self) -> None:
         """Flips bits of what is durable; then nothing wrong may be served, and nothing may be missing unnamed."""
-        dice = self.dice
+        rng = self.rng
         self._heal()
         paths = [path for path in self.disk.paths() if path.startswith(("wal/", "journal/"))]
         flipped: set[str] = set()
-        for path in dice.sample(paths, min(len(paths), dice.choice((1, 1, 2, 3)))):
+        for path in rng.sample(paths, min(len(paths), rng.choice((1, 1, 2, 3)))):
             durable = self.disk.durable(path)
             if durable:
-                self.disk.flip(path, dice.randrange(len(durable)), dice.randrange(8))
+                self.disk.flip(path, rng.randrange(len(durable)), rng.randrange(8))
                 self.say(f"flip {path}")
                 flipped.add(path)
         self._boots += 1

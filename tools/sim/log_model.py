@@ -40,12 +40,12 @@ class Sent(NamedTuple):
 @cache
 def bodies() -> tuple[tuple[Batch, ...], ...]:
     """For each shape a few batches that differ in their payloads."""
-    dice = Random(20240101)
-    return tuple(tuple(_body(dice, rows, length) for _ in range(BODIES_PER_SHAPE)) for rows, length in SHAPES)
+    rng = Random(20240101)
+    return tuple(tuple(_body(rng, rows, length) for _ in range(BODIES_PER_SHAPE)) for rows, length in SHAPES)
 
 
-def _body(dice: Random, rows: int, length: int) -> Batch:
-    made = encode(rows_of([Envelope(dice.randbytes(length)) for _ in range(rows)]), topic="/default/any")
+def _body(rng: Random, rows: int, length: int) -> Batch:
+    made = encode(rows_of([Envelope(rng.randbytes(length)) for _ in range(rows)]), topic="/default/any")
     return Batch(made.header, made.header_bytes, bytes(made.body))
 
 
@@ -73,9 +73,9 @@ class TopicModel:
 
     # --- what happens ---
 
-    def make(self, dice: Random, number: int, producer_id: int, session: int, first_sequence: int) -> Sent:
+    def make(self, rng: Random, number: int, producer_id: int, session: int, first_sequence: int) -> Sent:
         """A new batch, not sent yet."""
-        body = dice.choice(dice.choice(bodies()))
+        body = rng.choice(rng.choice(bodies()))
         header = body.header._replace(
             topic_hash=self.topic_hash,
             producer_id=producer_id,

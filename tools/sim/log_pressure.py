@@ -63,23 +63,23 @@ class Pressure:
     fill_bytes: int
 
     @classmethod
-    def draw(cls, dice: Random) -> Pressure:
+    def draw(cls, rng: Random) -> Pressure:
         config = WalConfig(
-            segment_bytes=dice.choice((1024, 8192, 65536, 65536)),
-            segment_seconds=dice.choice((0.02, 3600.0, 3600.0, 3600.0)),
-            group_bytes=dice.choice((1024, 16384, 65536)),
-            journal_bytes=dice.choice((4096, 8192, 16384, 32768)),
-            copy_bytes=dice.choice((1024, 8192)),
-            cache_bytes=dice.choice((0, 8192, 1 << 20)),
-            pending_bytes=dice.choice((1024, 4096, 1 << 20)),
-            ballast_bytes=dice.choice((0, 4096)),
-            bytes_max=dice.choice((0, 0, 0, 20_000, 60_000)),
+            segment_bytes=rng.choice((1024, 8192, 65536, 65536)),
+            segment_seconds=rng.choice((0.02, 3600.0, 3600.0, 3600.0)),
+            group_bytes=rng.choice((1024, 16384, 65536)),
+            journal_bytes=rng.choice((4096, 8192, 16384, 32768)),
+            copy_bytes=rng.choice((1024, 8192)),
+            cache_bytes=rng.choice((0, 8192, 1 << 20)),
+            pending_bytes=rng.choice((1024, 4096, 1 << 20)),
+            ballast_bytes=rng.choice((0, 4096)),
+            bytes_max=rng.choice((0, 0, 0, 20_000, 60_000)),
         )
         own = Random(repr(config))
         if own.random() < SESSIONS_END:
             few = own.choice((1, 2, 20_000))
             config = replace(config, session_seconds=0.05, watched_seconds=0.02, sessions_max=few)
-        return cls(config, tuple(dice.choice(values) for _, _, values in _CONSTANTS), dice.choice(_FILL_BYTES))
+        return cls(config, tuple(rng.choice(values) for _, _, values in _CONSTANTS), rng.choice(_FILL_BYTES))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -97,24 +97,24 @@ class Pressure:
                 setattr(module, name, value)
 
 
-def draw_aim(dice: Random, seconds: float) -> DiskAim:
+def draw_aim(rng: Random, seconds: float) -> DiskAim:
     """One call of one boot that lasts about so many seconds, and what it meets."""
-    if dice.random() < 0.1:  # a record of a journal, which not many calls are
-        operation = dice.choice(("sync", "sync", "write"))
-        return DiskAim(operation, dice.randint(1, 4), dice.choice(("EIO", "EIO", "lost", "power")), ".journal")
-    where = dice.choice(_PLACES)
-    operation = dice.choice(_NAMED.get(where) or _OPERATIONS)
+    if rng.random() < 0.1:  # a record of a journal, which not many calls are
+        operation = rng.choice(("sync", "sync", "write"))
+        return DiskAim(operation, rng.randint(1, 4), rng.choice(("EIO", "EIO", "lost", "power")), ".journal")
+    where = rng.choice(_PLACES)
+    operation = rng.choice(_NAMED.get(where) or _OPERATIONS)
     if operation in ("make_directory", "sync_directory") and where != "journal/":
-        where = dice.choice(("", "/0000"))  # those of epochs
+        where = rng.choice(("", "/0000"))  # those of epochs
     elif operation in ("list", "free_bytes") and where != "journal/":
         where = ""
     return DiskAim(
         operation,
-        dice.randint(1, dice.choice((1, 1, 4, 12, 40))),
-        dice.choice([what for what in MEETS[operation] if what in ERRORS or dice.random() < 0.5]),
+        rng.randint(1, rng.choice((1, 1, 4, 12, 40))),
+        rng.choice([what for what in MEETS[operation] if what in ERRORS or rng.random() < 0.5]),
         where,
-        seconds=dice.random() * dice.choice((0.05, seconds, 3 * seconds)),
-        early=dice.random() < 0.5,
+        seconds=rng.random() * rng.choice((0.05, seconds, 3 * seconds)),
+        early=rng.random() < 0.5,
     )
 
 

@@ -37,7 +37,7 @@ class Troubles:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._dice = history.dice
+        self._rng = history.rng
         self._disk = history.disk
         self._counts = history.outcome.counts
         self._all = (
@@ -47,26 +47,26 @@ class Troubles:
 
     async def disturb(self, boot: Boot) -> None:
         """Goes on until it is cancelled or the process ends."""
-        dice, history = self._dice, self._history
+        rng, history = self._rng, self._history
         assert boot.wal is not None
         for model in history.models:
             log = boot.logs[model.topic]
-            for _ in range(dice.choice((0, 1, 2)) if len(history.models) < 10 else 0):
+            for _ in range(rng.choice((0, 1, 2)) if len(history.models) < 10 else 0):
                 boot.process.spawn(self._follow(log, model)).add_done_callback(self._ended)
         if history.together and len(history.models) > 1:
             self._beside(boot, self._pile_up(boot))
         try:
             while True:
-                await asyncio.sleep(dice.random() * history.boot_seconds / 6)
-                model = dice.choice(history.models)
+                await asyncio.sleep(rng.random() * history.boot_seconds / 6)
+                model = rng.choice(history.models)
                 log = boot.logs[model.topic]
                 check_sizes(boot.wal)
                 if model.reserves and not log.closed:
                     boot.process.run(history.reserve, log, model)
                 if history.sessions_end:
                     self._counts["sessions ended"] += boot.process.run(partial(log.end_idle_sessions, is_sure=True))
-                await dice.choice(self._all)(boot, log, model)
-                if boot.wal.full is not None and dice.random() < 0.5:
+                await rng.choice(self._all)(boot, log, model)
+                if boot.wal.full is not None and rng.random() < 0.5:
                     await self.make_room(boot)
         except ProcessDied:
             return
@@ -107,7 +107,7 @@ class Troubles:
     # --- retention ---
 
     async def _retain(self, boot: Boot, log: TopicLog, model: TopicModel, *, everything: bool = False) -> None:
-        before = log.head if everything else self._dice.randint(log.first_offset, log.head)
+        before = log.head if everything else self._rng.randint(log.first_offset, log.head)
         model.truncated_before = max(model.truncated_before, before)
         try:
             first = await boot.process.call(log.truncate(before))
@@ -119,38 +119,38 @@ class Troubles:
         self._counts["truncations"] += 1
 
     async def _roll(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        if self._dice.random() < 0.2:
+        if self._rng.random() < 0.2:
             self._beside(boot, log.roll())
             return
         try:
             rolling = boot.process.call(log.roll())
-            if self._dice.random() < 0.2:  # its caller gives up
+            if self._rng.random() < 0.2:  # its caller gives up
                 # Not wait_for, which in Python 3.11 takes no notice of a cancel that comes with the answer.
-                async with asyncio.timeout(self._dice.random() * 0.002):
+                async with asyncio.timeout(self._rng.random() * 0.002):
                     await rolling
             else:
                 await rolling
         except (TimeoutError, DiskFailed, LogClosed, LogStopped):
             return
         self._history.say(f"roll {model.topic}")
-        if self._dice.random() < 0.5:
+        if self._rng.random() < 0.5:
             await self._retain(boot, log, model)
 
     async def _prepare(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
         self._beside(boot, log.prepare())
-        if self._dice.random() < 0.5:  # it may end behind a close
+        if self._rng.random() < 0.5:  # it may end behind a close
             await self._reopen(boot, log, model)
 
     async def _forget(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
         """Another store keeps what older epochs hold from some offset on."""
-        if self._dice.random() < 0.5 or log.closed or log.active is None:
+        if self._rng.random() < 0.5 or log.closed or log.active is None:
             return  # without a segment of its own, nothing here would know where the log goes on
-        start = self._dice.randint(log.first_offset, log.head)
+        start = self._rng.randint(log.first_offset, log.head)
         lost = boot.process.run(log.lost_segments, log.epoch - 1, start)
         if not lost:
             return
         model.drop(lost[0].first_offset, lost[-1].end_offset)
-        damaged = [(lost[0].first_offset, lost[0].first_offset + 1)] if self._dice.random() < 0.1 else []
+        damaged = [(lost[0].first_offset, lost[0].first_offset + 1)] if self._rng.random() < 0.1 else []
         try:
             await boot.process.call(log.forget_lost(log.epoch - 1, start, damaged))
         except (DiskFull, DiskFailed) as error:
@@ -160,9 +160,9 @@ class Troubles:
     # --- reading ---
 
     async def _read(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        offset = self._dice.randint(log.first_offset, log.head)
+        offset = self._rng.randint(log.first_offset, log.head)
         try:
-            batches = await boot.process.call(log.read(offset, bytes_max=self._dice.choice((1, 5000))))
+            batches = await boot.process.call(log.read(offset, bytes_max=self._rng.choice((1, 5000))))
         except (OffsetOutOfRange, DiskFailed, DiskFull):
             return
         except LogDamaged as error:
@@ -176,8 +176,8 @@ class Troubles:
 
     async def _follow(self, log: TopicLog, model: TopicModel) -> None:
         """A reader that starts anywhere and follows the tail."""
-        offset = self._dice.randint(log.first_offset, log.head)
-        bytes_max = self._dice.choice((1, 3000, 1 << 20))
+        offset = self._rng.randint(log.first_offset, log.head)
+        bytes_max = self._rng.choice((1, 3000, 1 << 20))
         while not log.closed:
             try:
                 async for batch in log.follow(offset, bytes_max=bytes_max):
@@ -209,13 +209,13 @@ class Troubles:
                     continue
             check_waiters(log)
 
-        if self._dice.random() < 0.3:
+        if self._rng.random() < 0.3:
             await boot.process.call(poll())
 
     async def _look(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
         """Questions that change nothing."""
-        dice = self._dice
-        kind = dice.choice(("ranges", "time", "between", "settled", "quiet"))
+        rng = self._rng
+        kind = rng.choice(("ranges", "time", "between", "settled", "quiet"))
         wal = boot.wal
         assert wal is not None
         if kind == "ranges":
@@ -234,20 +234,20 @@ class Troubles:
         elif kind == "time":
             try:
                 first = log.first_offset
-                found = await boot.process.call(log.offset_at(dice.randint(0, max(0, log.max_publish_time) + 1), first))
+                found = await boot.process.call(log.offset_at(rng.randint(0, max(0, log.max_publish_time) + 1), first))
             except (OffsetOutOfRange, DiskFailed, DiskFull, LogDamaged):
                 return
             if not first <= found <= log.current_offset():
                 raise Broken(f"{model.topic} has a time at offset {found}, and offsets from {first} to {log.head}")
         elif kind == "between":
-            await boot.process.call(self._between(log, dice.random() * 0.001))
+            await boot.process.call(self._between(log, rng.random() * 0.001))
         elif kind == "settled":
             await boot.process.call(log.settled())
             if not log.closed:
                 boot.process.run(log.forget_dropped)  # as after an operator has emptied it
         elif not model.reserves:
             try:
-                await boot.process.call(log.quiet())
+                await boot.process.call(log.drain())
             except LogStopped:
                 return
 
@@ -256,7 +256,7 @@ class Troubles:
         loop, tick, before = asyncio.get_running_loop(), self._history.tick_seconds, 0.0002
         while not boot.ended.is_set() and not all(log.closed for log in boot.logs.values()):
             await asyncio.sleep((-before - loop.time()) % tick)
-            await self._between(self._dice.choice(list(boot.logs.values())), 2 * before)
+            await self._between(self._rng.choice(list(boot.logs.values())), 2 * before)
 
     async def _between(self, log: TopicLog, seconds: float) -> None:
         async with log.between_groups():
@@ -269,27 +269,27 @@ class Troubles:
 
     async def _lose_lease(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
         """For a moment no receipt may be given."""
-        if self._dice.random() < 0.5:
+        if self._rng.random() < 0.5:
             return
         self._history.leased = False
         self._counts["leases lost"] += 1
         try:
-            await asyncio.sleep(self._dice.random() * 0.005)
+            await asyncio.sleep(self._rng.random() * 0.005)
         finally:
             self._history.leased = True
 
     async def _room(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
-        if self._history.flips or self._dice.random() < 0.5:
+        if self._history.flips or self._rng.random() < 0.5:
             return
         if self._disk.capacity_bytes is None:
-            room = self._dice.randrange(self._dice.choice((500, 5_000, 20_000)))
+            room = self._rng.randrange(self._rng.choice((500, 5_000, 20_000)))
             self._disk.capacity_bytes = self._disk.used_bytes + room
         else:
             self._disk.capacity_bytes = None
 
     async def _reopen(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
         """The topic is closed and opened again, as when it moves away and back. Either may fail at first."""
-        if self._dice.random() < 0.4:
+        if self._rng.random() < 0.4:
             await self._close_and_open(boot, log, model, self._disk.capacity_bytes)
 
     async def _reopen_full(self, boot: Boot, log: TopicLog, model: TopicModel) -> None:
@@ -303,7 +303,7 @@ class Troubles:
         if not away or self._history.flips:
             return
         capacity_bytes = self._disk.capacity_bytes
-        model = self._dice.choice(away)
+        model = self._rng.choice(away)
         self._disk.capacity_bytes = self._disk.used_bytes
         await self._close_and_open(boot, boot.logs[model.topic], model, capacity_bytes)
 
@@ -311,17 +311,17 @@ class Troubles:
         assert boot.wal is not None
         for attempt in range(4):
             try:
-                if self._dice.random() < 0.2 and not log.closed:
+                if self._rng.random() < 0.2 and not log.closed:
                     await self._refused_while_open(boot, boot.wal, model)
                 await boot.process.call(log.close())
             except (DiskFull, DataDamaged) as error:
                 self._history.excuse(boot, error)
                 self._counts["closes that failed"] += 1
                 self._history.say(f"not closed: {error!r}")
-            if self._dice.random() < 0.7:
+            if self._rng.random() < 0.7:
                 self._disk.capacity_bytes = capacity_bytes  # as it was before
             try:
-                if self._dice.random() < 0.3:
+                if self._rng.random() < 0.3:
                     await boot.process.call(self._read_closed(boot.wal, model))
                 opening = boot.opening = boot.process.spawn(self._history.open_topic(boot.wal, model))
                 boot.logs[model.topic] = await boot.process.wait(opening)
@@ -329,12 +329,12 @@ class Troubles:
                 self._history.excuse(boot, error)
                 self._history.say(f"not reopened: {error!r}")
                 log = boot.wal._logs.get(model.topic, log)  # it may be open, and not readable
-                if self._disk.capacity_bytes is not None and self._dice.random() < 0.5:
-                    self._disk.capacity_bytes += self._dice.randrange(20_000)
-                await asyncio.sleep(self._dice.random() * 0.01)
+                if self._disk.capacity_bytes is not None and self._rng.random() < 0.5:
+                    self._disk.capacity_bytes += self._rng.randrange(20_000)
+                await asyncio.sleep(self._rng.random() * 0.01)
                 continue
             self._counts["topics reopened" if attempt == 0 else "topics reopened at last"] += 1
-            if self._dice.random() < 0.5:
+            if self._rng.random() < 0.5:
                 await self._retain(boot, boot.logs[model.topic], model, everything=True)
             return
         boot.ended.set()  # only a restart makes it whole again

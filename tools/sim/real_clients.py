@@ -60,16 +60,16 @@ FOREVER_SECONDS: Final = 10_000.0
 
 def wire_faults(seed: int) -> WireFaults:
     """What the wires of a seed do. In one of four they do nothing but take their time."""
-    dice = Random(seed ^ 0x31BE)
-    if dice.random() < 0.25:
-        return WireFaults(delay_max_seconds=dice.choice((0.0005, 0.05)))
+    rng = Random(seed ^ 0x31BE)
+    if rng.random() < 0.25:
+        return WireFaults(delay_max_seconds=rng.choice((0.0005, 0.05)))
     return WireFaults(
-        delay_max_seconds=dice.choice((0.0005, 0.02, 0.2)),
-        cut=dice.choice((0.0, 0.1)),
-        drop=dice.choice((0.002, 0.01, 0.03)),
-        linger_max_seconds=dice.choice((0.0, 1.0, 8.0)),
-        refuse=dice.choice((0.0, 0.1)),
-        lose=dice.choice((0.0, 0.05)),
+        delay_max_seconds=rng.choice((0.0005, 0.02, 0.2)),
+        cut=rng.choice((0.0, 0.1)),
+        drop=rng.choice((0.002, 0.01, 0.03)),
+        linger_max_seconds=rng.choice((0.0, 1.0, 8.0)),
+        refuse=rng.choice((0.0, 0.1)),
+        lose=rng.choice((0.0, 0.05)),
     )
 
 
@@ -105,17 +105,17 @@ class Unflushed:
 class RealClients:
     """All applications of one run. They work as long as `clients`, the model clients of the run, do."""
 
-    def __init__(self, clients: Clients, watch: NativeWatch, dice: Random) -> None:
+    def __init__(self, clients: Clients, watch: NativeWatch, rng: Random) -> None:
         self._clients = clients
         self._watch = watch
-        self._dice = dice
+        self._rng = rng
         self._cluster = clients.cluster
         self._history = clients.history
-        self._applications: list[list[Role]] = [[] for _ in range(dice.choice(APPLICATIONS))]
+        self._applications: list[list[Role]] = [[] for _ in range(rng.choice(APPLICATIONS))]
 
     def wants(self) -> bool:
         """Whether the next client is a real one."""
-        return self._dice.random() < REAL
+        return self._rng.random() < REAL
 
     def produce(self, topic: TopicName, *, until: float, once: bool) -> None:
         name = f"{'native' if once else 'plain'}-{number_of(topic)}"
@@ -139,7 +139,7 @@ class RealClients:
                 self._clients.start(self._live(number, roles))
 
     def _add(self, role: Role) -> None:
-        self._dice.choice(self._applications).append(role)
+        self._rng.choice(self._applications).append(role)
 
     # --- applications ---------------------------------------------------------------------------------------
 
@@ -153,12 +153,12 @@ class RealClients:
                 lives += 1
                 process = Process(f"application {number}.{lives}")
                 connector = self._cluster.wires.connector()
-                client = self._cluster.client(timeout=self._dice.choice(TIMEOUT_SECONDS), connector=connector)
+                client = self._cluster.client(timeout=self._rng.choice(TIMEOUT_SECONDS), connector=connector)
                 tasks = [process.spawn(role(client), name=f"application {number}") for role in roles]
-                await self._clients.pause(10.0, self._dice.choice(LIFE_SECONDS))
+                await self._clients.pause(10.0, self._rng.choice(LIFE_SECONDS))
                 if self._clients.quiet:
                     await asyncio.Event().wait()
-                if self._dice.random() < 0.5:
+                if self._rng.random() < 0.5:
                     _raise_failed(tasks)
                     process.kill()
                     connector.break_all()
@@ -173,7 +173,7 @@ class RealClients:
     # --- sending --------------------------------------------------------------------------------------------
 
     async def _produce(self, it: Sending, client: Client) -> None:
-        clients, dice = self._clients, self._dice
+        clients, rng = self._clients, self._rng
         if not it.number:
             await clients.pause(0.0, PAUSE_SECONDS[1])
         while self._publishes(it.until):
@@ -183,10 +183,10 @@ class RealClients:
                 idempotent=it.once,
                 reliable=it.reliable,
                 create=False,
-                linger=dice.choice((0.0, 0.0, 0.05)),
-                batch_messages=dice.choice((1, 2, 1000)),
+                linger=rng.choice((0.0, 0.0, 0.05)),
+                batch_messages=rng.choice((1, 2, 1000)),
             )
-            until = min(it.until, clients.now() + dice.uniform(5.0, dice.choice(OPEN_SECONDS)))
+            until = min(it.until, clients.now() + rng.uniform(5.0, rng.choice(OPEN_SECONDS)))
             with contextlib.suppress(DanubeError):
                 async with producer:
                     while self._publishes(until) and await self._send(it, producer):
@@ -198,12 +198,12 @@ class RealClients:
 
     async def _send(self, it: Sending, producer: Producer) -> bool:
         """A few messages together. False: this producer can send no more."""
-        texts = [self._clients.text(it.name, it.number + row) for row in range(self._dice.choice((1, 1, 2, 4)))]
+        texts = [self._clients.text(it.name, it.number + row) for row in range(self._rng.choice((1, 1, 2, 4)))]
         if not it.reliable:
             texts = [text.removesuffix(POISON) for text in texts]
         it.number += len(texts)
         failed = await self._publish(it, producer, texts, once=it.once)
-        if failed and it.reliable and self._dice.random() < 0.5:
+        if failed and it.reliable and self._rng.random() < 0.5:
             failed = await self._publish(it, producer, failed, once=False)
         return len(failed) < len(texts)
 
@@ -234,11 +234,11 @@ class RealClients:
     # --- receiving ------------------------------------------------------------------------------------------
 
     async def _consume(self, it: Receiving, client: Client) -> None:
-        clients, dice = self._clients, self._dice
+        clients, rng = self._clients, self._rng
         kind: Any = type_name(it.kind.value.lower())
         while clients.working:
-            until = clients.now() + dice.uniform(5.0, dice.choice(OPEN_SECONDS))
-            window = dice.choice(WINDOWS)
+            until = clients.now() + rng.uniform(5.0, rng.choice(OPEN_SECONDS))
+            window = rng.choice(WINDOWS)
             consumer = client.consumer(
                 it.topic,
                 subscription=it.subscription,
@@ -247,11 +247,11 @@ class RealClients:
                 start="earliest",
                 window_messages=window,
             )
-            receive = self._receive_batches if dice.random() < 0.3 else self._receive
+            receive = self._receive_batches if rng.random() < 0.3 else self._receive
             with contextlib.suppress(DanubeError):
                 async with consumer:
                     await receive(it, consumer, until)
-                    if dice.random() < 0.5:
+                    if rng.random() < 0.5:
                         await consumer.close()
             await clients.pause(0.2, 2.0)
 
@@ -274,10 +274,10 @@ class RealClients:
                 sight = self._watch.sight(message.lane, message.offset)
                 held.append((message, sight))
                 self._got(it, sight, message.payload, message.offset, message.key, message.attempt, message.attributes)
-                if not self._clients.quiet and len(held) < HELD_MAX and self._dice.random() < 0.3:
+                if not self._clients.quiet and len(held) < HELD_MAX and self._rng.random() < 0.3:
                     continue
             await self._think()
-            if held and not self._clients.quiet and self._dice.random() < 0.05:
+            if held and not self._clients.quiet and self._rng.random() < 0.05:
                 with contextlib.suppress(DanubeError):
                     await held[0][0].extend(5.0)
             for message, sight in held:
@@ -288,7 +288,7 @@ class RealClients:
                     asked.acks.append((sight.topic, message.offset))
             held.clear()
             await self._perhaps_flush(it, consumer, asked)
-            if not self._clients.quiet and self._dice.random() < 0.02:
+            if not self._clients.quiet and self._rng.random() < 0.02:
                 await consumer.stop()
                 return
 
@@ -339,21 +339,21 @@ class RealClients:
         self._history.add(got)
 
     async def _think(self) -> None:
-        if self._dice.random() < 0.2:
-            longest = THINKS_SECONDS[0 if self._clients.quiet else self._dice.randrange(2)]
-            await asyncio.sleep(self._dice.random() * longest)
+        if self._rng.random() < 0.2:
+            longest = THINKS_SECONDS[0 if self._clients.quiet else self._rng.randrange(2)]
+            await asyncio.sleep(self._rng.random() * longest)
 
     def _refuses(self, payload: bytes, sight: Sight) -> bool:
         is_poison = payload.endswith(POISON.encode()) and sight.gives_up
-        return is_poison or (not self._clients.quiet and self._dice.random() < 0.03)
+        return is_poison or (not self._clients.quiet and self._rng.random() < 0.03)
 
     async def _perhaps_flush(self, it: Receiving, consumer: Consumer, asked: Unflushed) -> None:
         """Now and then the application wants to know whether its acknowledgements were taken."""
-        if not asked.acks or self._dice.random() < 0.6:
+        if not asked.acks or self._rng.random() < 0.6:
             return
         acks, asked.acks = asked.acks, []
         with contextlib.suppress(DanubeError):
-            await consumer.flush(timeout=self._dice.choice((2.0, 30.0)))
+            await consumer.flush(timeout=self._rng.choice((2.0, 30.0)))
             for topic, offset in acks:
                 self._history.add(Flushed(topic, it.subscription, offset, it.name, self._clients.now()))
 
@@ -384,7 +384,7 @@ class RealClients:
             await self._clients.pause(*VISIT_SECONDS)
             if not self._clients.quiet:
                 with contextlib.suppress(DanubeError):
-                    await self.visit_once(client, topic, stays=self._dice.random() < 0.3)
+                    await self.visit_once(client, topic, stays=self._rng.random() < 0.3)
 
     async def visit_once(self, client: Client, topic: TopicName, *, stays: bool = False) -> None:
         """Raises DanubeError."""

@@ -18,6 +18,7 @@ from pydanube.admin import values
 from pydanube.client.grpc.connection import GrpcCall
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
+from pydanube.wire._pb.pydanube import pipelines_pb2 as pipelines
 from pydanube.wire._pb.pydanube import status_pb2 as status
 
 BROKERS: Final = "danube_admin.BrokerAdmin"
@@ -26,6 +27,7 @@ NAMESPACES: Final = "danube_admin.NamespaceAdmin"
 TOPICS: Final = "danube_admin.TopicAdmin"
 OURS: Final = "pydanube.admin.v1.Admin"
 STATUS: Final = "pydanube.admin.v1.Status"
+PIPELINES: Final = "pydanube.admin.v1.Pipelines"
 RELIABLE: Final = "Reliable"  # as a broker says it
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -325,3 +327,59 @@ def read_catalog(method: str, target: str, headers: Mapping[str, str]) -> GrpcCa
     """One HTTP request to the Iceberg catalog, as a broker answers it: a refusal is an answer, too."""
     request = ours.ReadCatalogRequest(method=method, target=target, headers=headers)
     return GrpcCall(f"{OURS}/ReadCatalog", request, ours.ReadCatalogResponse)
+
+
+# --- pipelines --------------------------------------------------------------------------------------------
+
+
+def apply_pipeline(name: str, declaration: str) -> GrpcCall[pipelines.ApplyPipelineResponse]:
+    """`declaration` is JSON; one of a pipeline that is there changes it."""
+    request = pipelines.ApplyPipelineRequest(name=name, declaration=declaration)
+    return GrpcCall(f"{PIPELINES}/ApplyPipeline", request, pipelines.ApplyPipelineResponse, changes=True)
+
+
+def list_pipelines(name: str = "") -> GrpcCall[values.PipelineList]:
+    """All, or one, which is refused if there is none of that name."""
+    return GrpcCall(
+        f"{PIPELINES}/ListPipelines", pipelines.ListPipelinesRequest(name=name), pipelines.ListPipelinesResponse
+    )
+
+
+def delete_pipeline(name: str) -> GrpcCall[pipelines.DeletePipelineResponse]:
+    request = pipelines.DeletePipelineRequest(name=name)
+    return GrpcCall(f"{PIPELINES}/DeletePipeline", request, pipelines.DeletePipelineResponse, changes=True)
+
+
+def pause_pipeline(name: str, paused: bool) -> GrpcCall[pipelines.PausePipelineResponse]:
+    request = pipelines.PausePipelineRequest(name=name, paused=paused)
+    return GrpcCall(f"{PIPELINES}/PausePipeline", request, pipelines.PausePipelineResponse, changes=True)
+
+
+def join_supervisor(supervisor: str) -> GrpcCall[pipelines.JoinSupervisorResponse]:
+    request = pipelines.JoinSupervisorRequest(supervisor=supervisor)
+    return GrpcCall(f"{PIPELINES}/JoinSupervisor", request, pipelines.JoinSupervisorResponse, changes=True)
+
+
+def renew_supervisor(lease: int) -> GrpcCall[pipelines.RenewSupervisorResponse]:
+    request = pipelines.RenewSupervisorRequest(lease=lease)
+    return GrpcCall(f"{PIPELINES}/RenewSupervisor", request, pipelines.RenewSupervisorResponse, changes=True)
+
+
+def leave_supervisor(lease: int) -> GrpcCall[pipelines.LeaveSupervisorResponse]:
+    request = pipelines.LeaveSupervisorRequest(lease=lease)
+    return GrpcCall(f"{PIPELINES}/LeaveSupervisor", request, pipelines.LeaveSupervisorResponse, changes=True)
+
+
+def claim_pipeline(lease: int, name: str, supervisor: str) -> GrpcCall[pipelines.ClaimPipelineResponse]:
+    request = pipelines.ClaimPipelineRequest(lease=lease, name=name, supervisor=supervisor)
+    return GrpcCall(f"{PIPELINES}/ClaimPipeline", request, pipelines.ClaimPipelineResponse, changes=True)
+
+
+def release_pipeline(lease: int, name: str) -> GrpcCall[pipelines.ReleasePipelineResponse]:
+    request = pipelines.ReleasePipelineRequest(lease=lease, name=name)
+    return GrpcCall(f"{PIPELINES}/ReleasePipeline", request, pipelines.ReleasePipelineResponse, changes=True)
+
+
+def report_pipeline(lease: int, name: str, status_json: str) -> GrpcCall[pipelines.ReportPipelineResponse]:
+    request = pipelines.ReportPipelineRequest(lease=lease, name=name, status=status_json)
+    return GrpcCall(f"{PIPELINES}/ReportPipeline", request, pipelines.ReportPipelineResponse, changes=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
+from pydanube.wire._pb.pydanube import pipelines_pb2 as pipelines
 from pydanube.wire._pb.pydanube import status_pb2 as status
 
 # brokers and the cluster
@@ -48,6 +49,10 @@ TopicEntry = pb.TopicInfo
 TopicMove = ours.Move
 TopicState = ours.TopicStateResponse
 VerifyReport = ours.VerifyReport
+
+# pipelines
+PipelineList = pipelines.ListPipelinesResponse
+PipelineState = pipelines.PipelineState
 
 # subscriptions
 ChangeFailurePolicyRequest = ours.ChangeFailurePolicyRequest

@@ -36,10 +36,10 @@ CLAIM: Final = "claim"
 CLOSE_TRIES: Final = 20
 CLOSE_POLL_SECONDS: Final = 0.05
 
-Tell = Callable[[pb.UnloadProgress], Awaitable[None]]
+OnProgress = Callable[[pb.UnloadProgress], Awaitable[None]]
 
 
-async def _tell_nobody(_: pb.UnloadProgress) -> None:
+async def _no_progress(_: pb.UnloadProgress) -> None:
     return None
 
 
@@ -58,7 +58,7 @@ class Moves:
         *,
         wait: bool = False,
         seconds: float = UNLOAD_SECONDS,
-        tell: Tell = _tell_nobody,
+        on_progress: OnProgress = _no_progress,
     ) -> list[pb.UnloadResult]:
         """Moves the topic, or each partition of it. Returns when the old owners have released it.
 
@@ -70,8 +70,8 @@ class Moves:
         if self._broker.cluster is None:
             raise MoveRefused(name, SINGLE)
         if topics == [name]:
-            return [await self._unload_one(self._broker.cluster, name, to, wait, seconds, tell)]
-        return await self._unload_all(self._broker.cluster, topics, to, wait, seconds, tell)
+            return [await self._unload_one(self._broker.cluster, name, to, wait, seconds, on_progress)]
+        return await self._unload_all(self._broker.cluster, topics, to, wait, seconds, on_progress)
 
     async def _unload_all(
         self,
@@ -80,15 +80,15 @@ class Moves:
         to: BrokerId | None,
         wait: bool,
         seconds: float,
-        tell: Tell,
+        on_progress: OnProgress,
     ) -> list[pb.UnloadResult]:
-        room = asyncio.Semaphore(PARTITIONS_AT_ONCE)
+        slots = asyncio.Semaphore(PARTITIONS_AT_ONCE)
         refusals: list[DanubeError] = []
 
         async def one(topic: TopicName) -> pb.UnloadResult:
-            async with room:
+            async with slots:
                 try:
-                    return await self._unload_one(cluster, topic, to, wait, seconds, tell)
+                    return await self._unload_one(cluster, topic, to, wait, seconds, on_progress)
                 except DanubeError as error:
                     refusals.append(error)
                     return pb.UnloadResult(topic=topic, failure=str(error))
@@ -101,7 +101,13 @@ class Moves:
         return results
 
     async def _unload_one(
-        self, cluster: ClusterNode, topic: TopicName, to: BrokerId | None, wait: bool, seconds: float, tell: Tell
+        self,
+        cluster: ClusterNode,
+        topic: TopicName,
+        to: BrokerId | None,
+        wait: bool,
+        seconds: float,
+        on_progress: OnProgress,
     ) -> pb.UnloadResult:
         clock, requests = self._broker.clock, cluster.requests
         deadline = clock.elapsed() + seconds
@@ -110,16 +116,16 @@ class Moves:
             host = await requests.request_move(topic, to=to)
         except MoveRefused as refused:
             raise await self._with_phase(topic, refused) from None
-        async with self._telling(topic, host, tell):
+        async with self._reporting(topic, host, on_progress):
             await requests.wait_released(topic, host, timeout_seconds=seconds)
-        let_go_at = clock.elapsed()
+        released_at = clock.elapsed()
         result = pb.UnloadResult(topic=topic, from_broker=host)
         claimed: pb.Phase | None = None
         if wait:
-            await tell(pb.UnloadProgress(topic=topic, sentence="the old owner has let go; the new one opens it"))
+            await on_progress(pb.UnloadProgress(topic=topic, sentence="the old owner has let go; the new one opens it"))
             left = max(deadline - clock.elapsed(), 0.0)
             result.to_broker = await requests.hosted(topic, timeout_seconds=left)
-            claimed = pb.Phase(name=CLAIM, duration_ms=(clock.elapsed() - let_go_at) * 1000)
+            claimed = pb.Phase(name=CLAIM, duration_ms=(clock.elapsed() - released_at) * 1000)
         move = await self._new_move(host, topic, before)
         if move is not None:
             result.phases.extend(move.phases)
@@ -146,7 +152,7 @@ class Moves:
         return refused
 
     @contextlib.asynccontextmanager
-    async def _telling(self, topic: TopicName, host: BrokerId, tell: Tell) -> AsyncIterator[None]:
+    async def _reporting(self, topic: TopicName, host: BrokerId, on_progress: OnProgress) -> AsyncIterator[None]:
         async def look() -> None:
             said = ""
             while True:
@@ -157,10 +163,10 @@ class Moves:
                     continue
                 sentence = f"{state.phase} on broker {host}" if state.phase else state.sentence
                 if sentence != said:
-                    await tell(pb.UnloadProgress(topic=topic, sentence=sentence))
+                    await on_progress(pb.UnloadProgress(topic=topic, sentence=sentence))
                 said = sentence
 
-        if tell is _tell_nobody:
+        if on_progress is _no_progress:
             yield
             return
         looking = asyncio.create_task(look(), name=f"watch the move of {topic}")

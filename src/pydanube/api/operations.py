@@ -8,14 +8,16 @@ gRPC call ───────┘                                  └─► va
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from pydanube.broker.service import Broker
 from pydanube.broker.subscription import Subscription
 from pydanube.broker.topic import Topic
+from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import Delivery
-from pydanube.errors import DeadlineExceeded, DeliveryMismatch, NotServed, TopicUnknown
+from pydanube.errors import ConfigError, DeadlineExceeded, DeliveryMismatch, NotServed, TopicUnknown
 
 log = logging.getLogger("pydanube.api.topic_addresses")
 
@@ -83,6 +85,23 @@ class TopicOperations:
     async def subscription(self, name: TopicName, subscription: SubscriptionName) -> tuple[Topic, Subscription]:
         topic = await self.reliable(name)
         return topic, topic.require(subscription)
+
+    async def change_failure_policy(
+        self, name: TopicName, subscription: SubscriptionName, given: Mapping[str, object]
+    ) -> tuple[FailurePolicy, FailurePolicy]:
+        """The policy before, and with the given fields, which is in effect immediately.
+
+        Kept for a subscription that does not exist yet, too. Raises ConfigError, and DeliveryMismatch.
+        """
+        changed = dict(given)
+        if not changed:
+            raise ConfigError("failure_policy", "nothing", f"some of {', '.join(FailurePolicy().to_json())}")
+        if "dead_letter_topic" in changed:
+            changed["dead_letter_topic"] = str(changed["dead_letter_topic"]).strip() or None
+        if changed.get("dead_letter_topic") == name:
+            raise ConfigError("failure_policy.dead_letter_topic", name, "another topic: its poison would come back")
+        await self.reliable(name)
+        return await self._topics.change_failure_policy(name, subscription, changed)
 
     async def unsubscribe(self, name: TopicName, subscription: SubscriptionName) -> None:
         topic = await self._topics.require(name)

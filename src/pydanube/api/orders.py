@@ -28,10 +28,14 @@ QUESTIONS: Final = (
 MORE_QUESTIONS: Final = frozenset(
     {"ClusterStatus", "BrokerStatus", "MovePhases", "TopicState", "RebalancingHistory", "StorageList", "StorageVerify"}
 )
+# What supervisors of pipelines ask all the time, for themselves.
+OF_SUPERVISORS: Final = frozenset(
+    {"JoinSupervisor", "RenewSupervisor", "LeaveSupervisor", "ClaimPipeline", "ReleasePipeline", "ReportPipeline"}
+)
 FIELDS: Final = (
     "topic", "name", "base_name", "partitions", "subscription", "namespace", "to_topic", "offset", "count",
     "topic_name", "schema_subject", "validation_policy", "subject", "schema_type", "version", "compatibility_mode",
-    "broker_id", "node_id", "to_broker", "first", "heartbeat", "reason",
+    "broker_id", "node_id", "to_broker", "first", "heartbeat", "reason", "paused",
 )  # fmt: skip
 VALUE_MAX: Final = 100
 # Of the native protocol, by the admin services' names. What producers and consumers do for themselves is no order, nor
@@ -41,6 +45,7 @@ NATIVE: Final = {
     "delete_topic": "DeleteTopic",
     "unsubscribe": "Unsubscribe",
     "seek": "SeekSubscription",
+    "change_failure_policy": "ChangeFailurePolicy",
 }
 
 NOTED: Final = "NoteOrder"  # names what was done by producing and consuming, as a call
@@ -53,7 +58,7 @@ Told: TypeAlias = Callable[[Any, Any], None]
 def is_order(method: MethodDescriptor) -> bool:
     if method.containing_service.name == "Peers":
         return False
-    return not method.name.startswith(QUESTIONS) and method.name not in MORE_QUESTIONS
+    return not method.name.startswith(QUESTIONS) and method.name not in MORE_QUESTIONS | OF_SUPERVISORS
 
 
 class Orders:
@@ -71,7 +76,7 @@ class Orders:
             by = unquote(context.peer() or "").removeprefix("ipv4:").removeprefix("ipv6:")
             for_whom = _asked_by(context)
             call = request.order if method.name == NOTED else method.name
-            self._broker.events.tell("order", sentence_of(call, request), f"{by} ({for_whom})" if for_whom else by)
+            self._broker.events.record("order", sentence_of(call, request), f"{by} ({for_whom})" if for_whom else by)
 
         return tell
 
@@ -80,11 +85,11 @@ def tell_native(broker: Broker, command: stream_pb.Command, answer: Mapping[str,
     """A request of the native protocol succeeded."""
     kind = command.WhichOneof("kind") or ""
     if kind == NATIVE_NOTED:
-        broker.events.tell("order", sentence_of(command.note_order.order, command.note_order), caller.address)
+        broker.events.record("order", sentence_of(command.note_order.order, command.note_order), caller.address)
     elif kind in NATIVE:
         found = answer.get("offset_found")
         where = f" offset={found.offset}" if found is not None else ""
-        broker.events.tell("order", sentence_of(NATIVE[kind], getattr(command, kind)) + where, caller.address)
+        broker.events.record("order", sentence_of(NATIVE[kind], getattr(command, kind)) + where, caller.address)
 
 
 def check_noted(request: status_pb.NoteOrderRequest | stream_pb.NoteOrder) -> None:

@@ -2,7 +2,7 @@
 
     client port     ProducerService, ConsumerService, Discovery, HealthCheck, StorageService, SchemaRegistry
     admin port      BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin, SecurityAdmin, SchemaRegistry, and ours:
-                    Admin, and Peers between brokers
+                    Admin, Status, Pipelines, and Peers between brokers
     stream port     the native protocol
     metrics port    HTTP: /metrics, /health/live, /health/ready, /iceberg/v1/ (tables)
 
@@ -27,6 +27,7 @@ from pydanube.api.grpc import data, extensions, status, storage
 from pydanube.api.grpc.adapter import handler_of
 from pydanube.api.grpc.forward import Forwarder
 from pydanube.api.grpc.peers import Peers, PeerService
+from pydanube.api.grpc.pipelines import PipelineCalls
 from pydanube.api.grpc.schemas import SchemaCalls
 from pydanube.api.http.metrics import STARTING, MetricsServer
 from pydanube.api.native.server import NativeServer
@@ -43,7 +44,7 @@ from pydanube.core.cluster.lifecycle import BrokerMode
 from pydanube.core.units import MIB
 from pydanube.errors import ConfigError
 from pydanube.wire._pb.danube import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
-from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2, status_pb2
+from pydanube.wire._pb.pydanube import admin_pb2, peers_pb2, pipelines_pb2, status_pb2
 from pydanube.wire.status import ADMIN, RECEIVE, SEND
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class BrokerServers:
         self._stream = NativeServer(broker)
         self._peers = Peers(broker)
         self._tables = TableDesk(broker.topics, broker.config.objects_url, readers_keys(broker.config))
-        self._observer = Observer(broker, broker.telemetry.room)
+        self._observer = Observer(broker, broker.telemetry.disk_space)
         self._observing: asyncio.Task[None] | None = None
         self._why_not_ready: str | None = STARTING
         self.client_addr = self.admin_addr = self.metrics_addr = self.stream_addr = ""
@@ -206,6 +207,7 @@ class BrokerServers:
             _services(status_pb2.DESCRIPTOR)["Status"]: status.StatusService(
                 broker, peers, self._observer, program_version()
             ),
+            _services(pipelines_pb2.DESCRIPTOR)["Pipelines"]: PipelineCalls(broker.pipelines, broker.clock),
             _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker, self._tables.flushes),
         }
         handlers = [
@@ -257,10 +259,10 @@ class BrokerServers:
         return f"ready, and drained: {state.reason}"
 
 
-async def open_metrics(door: MetricsServer, addresses: BrokerConfig) -> None:
+async def open_metrics(server: MetricsServer, addresses: BrokerConfig) -> None:
     """Raises ConfigError for an address that cannot be had: for the clients' one, if that is taken as well."""
     try:
-        await door.open(addresses.metrics_addr)
+        await server.open(addresses.metrics_addr)
     except OSError as error:
         host, _, port = addresses.client_addr.rpartition(":")
         try:

@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 from pydanube.broker.base_subscription import BaseSubscription, Services
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.registrations import LEASE_OVER, TopicProducers, consumer_put, forget_silent, remove_below
-from pydanube.broker.schema_door import SchemaDoor
+from pydanube.broker.schema_enforcer import SchemaEnforcer
 from pydanube.broker.watchers import Watchers
 from pydanube.core import keys
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, consumer_id
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
-from pydanube.core.schemas.door import TopicSchema
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.core.schemas.kinds import subject_name
 from pydanube.core.schemas.refusals import SubjectMissing
 from pydanube.errors import LimitReached, NotServed, SchemaMismatch, SubscriptionBusy, SubscriptionUnknown
@@ -53,7 +53,7 @@ class BaseTopic(Generic[Subscribed]):
         self.subscriptions: dict[SubscriptionName, Subscribed] = {}
         self.producers = TopicProducers(name, policy, services.clock)
         self.metrics = telemetry.topic(name, self.producers.__len__)
-        self.door = SchemaDoor(name, schema, services.schemas, services.clock, self.metrics)
+        self.enforcer = SchemaEnforcer(name, schema, services.schemas, services.clock, self.metrics)
         self.closed = Watchers()
         self.is_closed = False  # for good; or closing
         self._telemetry = telemetry
@@ -93,13 +93,13 @@ class BaseTopic(Generic[Subscribed]):
 
     @property
     def schema_subject(self) -> str | None:
-        return self.door.config.subject
+        return self.enforcer.config.subject
 
     async def bind(self, subject: str) -> None:
         """The first producer that has a schema says which one the topic has. Raises SchemaMismatch, SubjectMissing."""
         async with self._changing:
             self._check_open()
-            before = self.door.config
+            before = self.enforcer.config
             if before.subject == subject:
                 return
             if before.subject is not None:
@@ -116,7 +116,7 @@ class BaseTopic(Generic[Subscribed]):
 
     async def _store_schema(self, config: TopicSchema) -> None:
         await self.ownership.write([Put(keys.schema_config(self.name), config.to_bytes())])
-        self.door.change(config)
+        self.enforcer.change(config)
 
     # --- producers ----------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.tiers import Retention
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, configured
-from pydanube.core.schemas.door import TopicSchema
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.core.schemas.kinds import subject_name
 from pydanube.core.schemas.refusals import SubjectMissing
 from pydanube.errors import (
@@ -143,7 +143,7 @@ class Catalog(TopicTable):
         await self.make(name, delivery=delivery, schema_subject=schema_subject)
         if self.directory is None:
             return await self._load(name)
-        if await self.directory.hosted(name, HOSTED_SECONDS) == self.rooms.broker_id:
+        if await self.directory.hosted(name, HOSTED_SECONDS) == self.context.broker_id:
             topic = self._open.get(name) or await self._arrival(name)  # claimed, and perhaps just being opened
             if topic is not None:
                 return topic
@@ -154,7 +154,10 @@ class Catalog(TopicTable):
         if self._closing:
             raise NotServed(name, self._closing)
         await self._check_free(name)
-        if schema_subject is not None and await self.rooms.services.schemas.find(subject_name(schema_subject)) is None:
+        if (
+            schema_subject is not None
+            and await self.context.services.schemas.find(subject_name(schema_subject)) is None
+        ):
             raise SubjectMissing(name, schema_subject)
         policy = await self._metadata.get(keys.namespace_policy(name.namespace))
         if policy is None:
@@ -226,7 +229,7 @@ class Catalog(TopicTable):
             except DiskFull as error:  # its log needs no ending, and deleting frees space
                 log.warning("log of a deleted topic left unfinished", extra={"topic": name, "why": str(error)})
             await topic.ownership.reassert()  # a descriptor that was given up and comes late must not outlive its topic
-            await erase(self.rooms, topic.ownership, self.session)
+            await erase(self.context, topic.ownership, self.session)
 
     async def retention(self, name: TopicName) -> Retention:
         """What is stored now, whichever broker wrote it."""

@@ -15,7 +15,7 @@ from pydanube.formats.batch import Envelope
 
 async def send_dead_letter(topics: Catalog, name: TopicName, message: Envelope) -> None:
     """Appends to the dead-letter topic, which is made if it is missing. Returns when the copy is safe."""
-    message = message._replace(producer_name=f"broker-replicator-{topics.rooms.broker_id}")
+    message = message._replace(producer_name=f"broker-replicator-{topics.context.broker_id}")
     try:
         try:
             topic = await topics.require(name)

@@ -91,7 +91,7 @@ class Dispatcher(BaseSubscription):
         self._beat_at = 0.0
         self._missed = 0  # notifications missed, as heartbeats found, since the last log line about them
         self._missed_said_at: float | None = None
-        self._frozen: DanubeError | None = None
+        self._paused_for: DanubeError | None = None
         self._notifier: asyncio.Task[None] | None = None
         self._shipper = Shipper(source, name, services, metrics, self._consumers, self._step, self._wake, seeks)
         self._shipping: asyncio.Task[None] | None = None
@@ -107,7 +107,7 @@ class Dispatcher(BaseSubscription):
 
     async def close(self, error: DanubeError, *, save: bool = True) -> None:
         """Streams end with `error`; the cursor is saved, unless another broker has the topic already."""
-        self._frozen = error  # an ack behind this would be lost: refuse it
+        self._paused_for = error  # an ack behind this would be lost: refuse it
         await super().close(error)
         for task in (self._notifier, self._shipping):
             if task is not None:
@@ -220,14 +220,14 @@ class Dispatcher(BaseSubscription):
             standing = self._machine.standing(head)
             if beat(standing, POLLING, now).poll:
                 self.metrics.lag_detected.inc()
-                self._say_missed(now)
+                self._log_missed(now)
                 if self.heartbeat.polls:
                     self.metrics.heartbeat_polls.inc()
                     self._step(Available(head))
                     self._step(Ticked())
         self._schedule_beat()
 
-    def _say_missed(self, now: float) -> None:
+    def _log_missed(self, now: float) -> None:
         """Logs that the heartbeat found commits without a notification: a defect, which may repeat at every beat."""
         self._missed += 1
         if self._missed_said_at is not None and now - self._missed_said_at < MISSED_SECONDS:
@@ -235,7 +235,7 @@ class Dispatcher(BaseSubscription):
         lag = self.get_lag_info()
         does = "Heartbeat detected lag, triggering poll" if self.heartbeat.polls else "Heartbeat detected lag"
         fields = {"lag": lag.lag_messages, "cursor": lag.cursor, "head": lag.head, "times": self._missed}
-        self._say(logging.WARNING, does, **fields)
+        self._log(logging.WARNING, does, **fields)
         self._missed, self._missed_said_at = 0, now
 
     def _wake(self, now: float) -> None:
@@ -255,7 +255,7 @@ class Dispatcher(BaseSubscription):
             match effect:
                 case SendRanges(consumer) | Recall(consumer):
                     if isinstance(effect, SendRanges) and log.isEnabledFor(logging.DEBUG):
-                        self._say(logging.DEBUG, "consumer chosen", consumer=consumer, offsets=effect.ranges)
+                        self._log(logging.DEBUG, "consumer chosen", consumer=consumer, offsets=effect.ranges)
                     # The outbox as it is now: a consumer that comes back under the same id gets Sends of its own.
                     self._shipper.queue(
                         effect, self._consumers[consumer].outbox if consumer in self._consumers else None
@@ -270,17 +270,17 @@ class Dispatcher(BaseSubscription):
                     refused = effect
                 case Blocked(offset, tries, key):
                     self._count_poison(1)
-                    self._say(logging.ERROR, "subscription blocked by poison", offset=offset, key=key, tries=tries)
+                    self._log(logging.ERROR, "subscription blocked by poison", offset=offset, key=key, tries=tries)
                 case PoisonDropped(dropped, tries):
                     self._count_poison(dropped.size)
-                    self._say(logging.WARNING, "messages dropped by policy", offsets=dropped, tries=tries)
+                    self._log(logging.WARNING, "messages dropped by policy", offsets=dropped, tries=tries)
                 case Expired(expired):
                     messages = sum(each.size for each in expired)
                     self.metrics.skipped.inc(messages)
                     named = expired[:EXPIRED_NAMED_MAX]
-                    self._say(logging.WARNING, "retention passed the subscription", offsets=named, messages=messages)
+                    self._log(logging.WARNING, "retention passed the subscription", offsets=named, messages=messages)
                 case Activated(consumer):
-                    self._say(logging.INFO, "consumer activated", consumer=consumer)
+                    self._log(logging.INFO, "consumer activated", consumer=consumer)
                 case _:
                     assert_never(effect)
         return refused
@@ -288,5 +288,5 @@ class Dispatcher(BaseSubscription):
     def _count_poison(self, messages: int) -> None:
         self.metrics.exhausted[self._machine.policy.poison_policy.value] += messages
 
-    def _say(self, level: int, phrase: str, **fields: object) -> None:
+    def _log(self, level: int, phrase: str, **fields: object) -> None:
         log.log(level, phrase, extra={"topic": self._source.name, "subscription": self.name, **fields})

@@ -1,6 +1,6 @@
 """The log of what happened: brokers that came and went, drains, orders. Kept in the metadata store, and bounded.
 
-    events.tell("died", "broker 10.0.0.3:6650 is gone", by="broker 17")      never waits
+    events.record("died", "broker 10.0.0.3:6650 is gone", by="broker 17")      never waits
     await events.newest(100)
 
 Nothing depends on it. What cannot be written for a while waits; if too much waits, or too much happens, what is left
@@ -46,7 +46,7 @@ class Events:
         self._left_out = 0
         self._last_us = 0
 
-    def tell(self, kind: str, sentence: str, by: str = "") -> None:
+    def record(self, kind: str, sentence: str, by: str = "") -> None:
         now_us = self._clock.time_us()
         if now_us // 60_000_000 != self._minute:
             self._minute, self._in_minute = now_us // 60_000_000, 0

@@ -1,13 +1,13 @@
 """Handing a topic over: the move as its old owner makes it.
 
-    serving ─► upload while serving ─► freeze ─► quiet ─┬─► cursors ─────────┬─► seal = release ─► moved, close
+    serving ─► upload while serving ─► pause ─► quiet ─┬─► cursors ─────────┬─► seal = release ─► moved, close
        ▲              │                   │        │    └─► upload the rest ─┘         │
        └── undone ◄───┴───────────────────┴────────┴───────────┘ (cursors: best effort) └─► files removed
 
 Until the seal any failure (also a defect in this program) or a phase that takes too long undoes everything: the topic
 serves on as before. The seal is one transaction that compares the owner key, so it happens or it does not;
 an answer that was lost is looked up. After it the topic is not ours, whatever else fails. The publish pause is the time
-from freeze to the next owner's claim; the long upload lies before it. Clients that are refused during it are redirected
+from pause to the next owner's claim; the long upload lies before it. Clients that are refused during it are redirected
 to the next owner, and wait there.
 """
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 REST_BYTES: Final = 64 * 1024  # so much may be left for the pause
 UPLOAD_SECONDS: Final = 120.0  # while serving
-QUIET_SECONDS: Final = 10.0
+DRAIN_SECONDS: Final = 10.0
 CURSOR_SECONDS: Final = 5.0
 REST_SECONDS: Final = 30.0
 SNAPSHOTS_SECONDS: Final = 10.0
@@ -83,19 +83,19 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
     """Takes a topic from serving to released.
 
     Raises MoveFailed if the topic serves on here, and OwnershipLost if another broker has it or that cannot be ruled
-    out: then the caller must close it. From the freeze on clients are redirected to `moved_to`, where they wait until
+    out: then the caller must close it. From the pause on clients are redirected to `moved_to`, where they wait until
     the topic is open.
     """
     assert topic.storage is not None, "what is not in the object store cannot be handed over"
     uploader = topic.storage.uploader
-    carried: UploadState | None = None
+    upload_state: UploadState | None = None
     is_certain = True  # that no seal of ours was stored
     try:
         phases.enter("upload")
         await _within(clock, UPLOAD_SECONDS, "uploading", upload_ahead(uploader, topic.name))
         phases.enter("quiet")
-        topic.freeze("it is moving to another broker", moved_to)
-        await _within(clock, QUIET_SECONDS, "finishing commits", topic.quiet())
+        topic.pause("it is moving to another broker", moved_to)
+        await _within(clock, DRAIN_SECONDS, "finishing commits", topic.drain())
         phases.enter("cursors")
         async with contextlib.AsyncExitStack() as held:
             uploading = uploader.upload_rest(topic.name, held)
@@ -107,7 +107,7 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
             finally:
                 rest.cancel()
                 await asyncio.gather(rest, return_exceptions=True)
-            carried = await uploader.remove(topic.name)  # nothing is forgotten or merged behind the seal
+            upload_state = await uploader.remove(topic.name)  # nothing is forgotten or merged behind the seal
             phases.enter("seal")
             is_certain = False
             await _seal(topic, clock, marker, last)
@@ -121,9 +121,9 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
         if not (is_certain or isinstance(error, DanubeError)):
             await _make_certain(topic, clock)
         if not topic.is_closed:  # else this broker was declared lost in the meantime
-            topic.thaw()
-            if carried is not None:
-                uploader.add(carried)
+            topic.resume()
+            if upload_state is not None:
+                uploader.add(upload_state)
         if (back := uploader.get(topic.name)) is not None:
             back.blocked_until = 0.0
         raise MoveFailed(topic.name, f"{phases.name}: {why}") from error
@@ -182,21 +182,21 @@ async def upload_ahead(uploader: Uploader, topic: TopicName) -> None:
     A busy topic never has less waiting than comes in while an object is made: when one more pass leaves more than half
     of what the pass before it left, the pause is as short as it gets.
     """
-    carried = uploader.get(topic)
-    if carried is None:
+    upload_state = uploader.get(topic)
+    if upload_state is None:
         return
     with uploader.at_full_speed():
-        await _upload_all(uploader, carried)
+        await _upload_all(uploader, upload_state)
 
 
-async def _upload_all(uploader: Uploader, carried: UploadState) -> None:
-    async with carried.working:
-        left = carried.lag_bytes
-        while left > REST_BYTES and await uploader.upload_all(carried):
-            before, left = left, carried.lag_bytes
+async def _upload_all(uploader: Uploader, upload_state: UploadState) -> None:
+    async with upload_state.working:
+        left = upload_state.lag_bytes
+        while left > REST_BYTES and await uploader.upload_all(upload_state):
+            before, left = left, upload_state.lag_bytes
             if left > before / 2:
                 break
-        carried.blocked_until = math.inf  # a merge that begins now would make the pause longer
+        upload_state.blocked_until = math.inf  # a merge that begins now would make the pause longer
 
 
 async def save_cursors(topic: Topic, clock: Clock) -> list[str]:
@@ -342,11 +342,11 @@ async def seal_all(
     hand_over: Callable[[TopicName], Awaitable[None]],
 ) -> int:
     """Hands over as many topics as the time allows, a few at a time. How many were not."""
-    room = asyncio.Semaphore(SEALS_AT_ONCE)
+    slots = asyncio.Semaphore(SEALS_AT_ONCE)
     left = set(names)
 
     async def one(name: TopicName) -> None:
-        async with room:
+        async with slots:
             try:
                 await hand_over(name)
                 left.discard(name)

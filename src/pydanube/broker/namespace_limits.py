@@ -47,7 +47,7 @@ class NamespaceLimits:
         self, topics: Catalog, clock: Clock, configured: Callable[[NamespaceName], TopicPolicy | None]
     ) -> None:
         self._topics = topics
-        self._metadata = topics.rooms.metadata
+        self._metadata = topics.context.metadata
         self._clock = clock
         self._configured = configured
 

@@ -24,9 +24,11 @@ from pydanube.broker.volatile_topic import VolatileSubscription
 from pydanube.core.cluster.conditions import (
     BrokerNumbers,
     BrokerWatch,
+    Condition,
     LatencyBuckets,
     OrphanedRanges,
     SubscriptionNumbers,
+    order,
 )
 from pydanube.core.dispatch.behind import CatchUp, LagCourse, Trend
 from pydanube.core.dispatch.lag import Standing
@@ -72,14 +74,14 @@ class Connected(NamedTuple):
 
 
 class Observer:
-    """`room` asks the system how full the disk is."""
+    """`disk_space` asks the system how full the disk is."""
 
-    def __init__(self, broker: Broker, room: Callable[[], DiskSpace] | None = None) -> None:
+    def __init__(self, broker: Broker, disk_space: Callable[[], DiskSpace] | None = None) -> None:
         self._broker = broker
-        self._room = room
+        self._disk_space = disk_space
         self.watch = BrokerWatch()
         self.numbers = BrokerNumbers()
-        self.lag_messages = 0
+        self._lags: dict[TopicName, int] = {}  # by topic: of the subscription furthest behind, at the last look
         self.connections = 0
         self._behind: dict[tuple[str, str], _Behind] = {}
         self._sent: dict[int, tuple[object, int]] = {}  # of producers and consumers, at the last look
@@ -102,15 +104,27 @@ class Observer:
         clock = self._broker.clock
         now, now_us = clock.elapsed(), clock.time_us()
         self._looks += 1
-        room = await self._broker.run(self._room) if self._room is not None else None
-        subscriptions, lag = await self._subscriptions(now, now_us)
+        await self._look_at_pipelines()
+        disk_space = await self._broker.run(self._disk_space) if self._disk_space is not None else None
+        subscriptions = await self._subscriptions(now, now_us)
         await self._look_up()
         await self._tell_metrics(now, now_us)
         await self._count_rates(now)
-        self.lag_messages = lag
-        self.numbers = self._numbers(room, await self._publishes())
+        self.numbers = self._numbers(disk_space, await self._publishes())
         for _ in self.watch.look_in_steps(now, now_us // 1000, self.numbers, subscriptions, STEP):
             await asyncio.sleep(0)
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """Of this broker, and of pipelines if it leads; as of the last look."""
+        return order([*self.watch.conditions, *self._broker.pipelines.watch.conditions])
+
+    async def _look_at_pipelines(self) -> None:
+        cluster = self._broker.cluster
+        try:
+            await self._broker.pipelines.look(cluster is None or cluster.leader == self._broker.broker_id)
+        except DanubeError as error:
+            log.warning("pipelines not looked at", extra={"why": str(error)})
 
     # --- subscriptions --------------------------------------------------------------------------------
 
@@ -120,8 +134,9 @@ class Observer:
                 for subscription in list(topic.subscriptions.values()):
                     yield topic, subscription
 
-    async def _subscriptions(self, now: float, now_us: int) -> tuple[list[SubscriptionNumbers], int]:
-        found, lag = [], 0
+    async def _subscriptions(self, now: float, now_us: int) -> list[SubscriptionNumbers]:
+        found = []
+        lags: dict[TopicName, int] = {}
         behind: dict[tuple[str, str], _Behind] = {}
         for number, (topic, subscription) in enumerate(self._all()):
             if number % STEP == STEP - 1:
@@ -131,7 +146,7 @@ class Observer:
             each = behind[place] = self._behind.get(place) or _Behind()
             each.trend.look(now, standing.lag)
             each.head, each.head_us = standing.head, now_us
-            lag += standing.lag
+            lags[topic.name] = max(standing.lag, lags.get(topic.name, 0))
             found.append(
                 SubscriptionNumbers(
                     *place,
@@ -144,8 +159,8 @@ class Observer:
                     dead_lettered=metrics.dead_lettered.value,
                 )
             )
-        self._behind = behind
-        return found, lag
+        self._behind, self._lags = behind, lags
+        return found
 
     async def _look_up(self) -> None:
         """When the oldest messages came that are not acknowledged: of those first that have waited longest for it."""
@@ -199,6 +214,15 @@ class Observer:
     # --- the broker -----------------------------------------------------------------------------------
 
     @property
+    def lag_messages(self) -> int:
+        """Of the topics that are here now, each by its subscription that is furthest behind: as of the last look, and
+        as of now for those that have come since then.
+        """
+        reliable = (topic for topic in self._broker.topics.loaded if topic.reliable)
+        lags = ((topic, self._lags.get(topic.name)) for topic in reliable)
+        return sum(topic.backlog_messages if lag is None else lag for topic, lag in lags)
+
+    @property
     def orphans(self) -> list[OrphanedRanges]:
         """As of now, not of the last look: right after a takeover this is the first that an operator wants to know."""
         return [
@@ -225,7 +249,7 @@ class Observer:
                 counts[place] += each
         return LatencyBuckets(bounds, tuple(counts[place] for place in range(len(bounds) + 1))) if bounds else None
 
-    def _numbers(self, room: DiskSpace | None, publishes: LatencyBuckets | None) -> BrokerNumbers:
+    def _numbers(self, disk_space: DiskSpace | None, publishes: LatencyBuckets | None) -> BrokerNumbers:
         broker, telemetry = self._broker, self._broker.telemetry
         cluster: ClusterNow | None = telemetry.cluster() if telemetry.cluster is not None else None
         waiting = telemetry.waiting() if telemetry.waiting is not None else None
@@ -238,8 +262,8 @@ class Observer:
             orphans=self.orphans,
             log_size_bytes=telemetry.wal.size_bytes() if telemetry.wal.size_bytes is not None else None,
             log_limit_bytes=telemetry.wal.bytes_max,
-            disk_free_bytes=room.free_bytes if room is not None else None,
-            disk_used_bytes=room.used_bytes if room is not None else None,
+            disk_free_bytes=disk_space.free_bytes if disk_space is not None else None,
+            disk_used_bytes=disk_space.used_bytes if disk_space is not None else None,
             upload_lag_seconds=waiting[2] if waiting is not None else None,
             object_errors=telemetry.cloud.errors.value,
             metadata_size_bytes=telemetry.members.metadata_size_bytes,

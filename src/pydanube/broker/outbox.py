@@ -124,23 +124,23 @@ def cost_bytes(message: Envelope) -> int:
 class MessageOutbox(Outbox[DeliveredMessage]):
     """Of a gRPC stream, which goes by the subscription's window. What it has taken counts until it asks for more."""
 
-    __slots__ = ("_budget", "_size_bytes", "_taken_bytes", "_when_room")
+    __slots__ = ("_budget", "_size_bytes", "_taken_bytes", "_when_free")
 
     def __init__(self, budget: Budget) -> None:
         super().__init__()
         self._budget = budget
         self._size_bytes = self._taken_bytes = 0
-        self._when_room: Callable[[], None] | None = None
+        self._when_free: Callable[[], None] | None = None
 
     @property
-    def room_bytes(self) -> int:
+    def free_bytes(self) -> int:
         """How much may be put now; more than 0 if nothing is here."""
         free = min(CONSUMER_BYTES_MAX - self._size_bytes, self._budget.limit_bytes - self._budget.size_bytes)
         return max(free, 0 if self._size_bytes else 1)
 
-    def call_when_room(self, call: Callable[[], None]) -> None:
+    def call_when_free(self, call: Callable[[], None]) -> None:
         """Once, when the consumer has taken so much that more may be put."""
-        self._when_room = call
+        self._when_free = call
 
     def put(self, items: Iterable[DeliveredMessage]) -> None:
         if not self._is_over:
@@ -156,16 +156,16 @@ class MessageOutbox(Outbox[DeliveredMessage]):
     def end(self, error: DanubeError | None = None) -> None:
         self._count(-self._size_bytes)
         self._taken_bytes = 0
-        self._when_room = None
+        self._when_free = None
         super().end(error)
 
     async def get(self) -> list[DeliveredMessage]:
         """About CHUNK_BYTES of what is queued, at least one; waits for something. Empty: it has ended."""
         self._count(-self._taken_bytes)
         self._taken_bytes = 0
-        if self._when_room is not None and (not self._size_bytes or self.room_bytes >= CONSUMER_BYTES_MAX // 2):
-            when_room, self._when_room = self._when_room, None
-            when_room()
+        if self._when_free is not None and (not self._size_bytes or self.free_bytes >= CONSUMER_BYTES_MAX // 2):
+            when_free, self._when_free = self._when_free, None
+            when_free()
         await self._something()
         items: list[DeliveredMessage] = []
         while self._queue and self._taken_bytes < CHUNK_BYTES:

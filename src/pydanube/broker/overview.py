@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from pydanube.broker.catalog import Live
 from pydanube.broker.registrations import read_subscriptions, topic_heartbeat
-from pydanube.broker.schema_door import topic_schema
+from pydanube.broker.schema_enforcer import topic_schema
 from pydanube.broker.service import Broker
 from pydanube.core import keys
 from pydanube.core.cluster.placement import MOVES, WAIT
@@ -23,7 +23,7 @@ from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.ownership import Orphan, Owner
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind
-from pydanube.core.schemas.door import TopicSchema
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import ConfigError, DataDamaged, TopicUnknown
 from pydanube.ports import Item
 
@@ -62,7 +62,7 @@ class Overview:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._topics = broker.topics
-        self._metadata = broker.topics.rooms.metadata
+        self._metadata = broker.topics.context.metadata
 
     def host_of(self, name: TopicName) -> BrokerId | None:
         """Who has it, by exactly this name."""

@@ -26,6 +26,7 @@ from pydanube.broker.events import Events
 from pydanube.broker.kept import KeptBytes
 from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.outbox import Budget
+from pydanube.broker.pipelines import PipelineDesk
 from pydanube.broker.quorum import Members
 from pydanube.broker.schemas import SchemaRegistry
 from pydanube.broker.sources import cluster_now, program_version
@@ -79,10 +80,10 @@ class Ports(NamedTuple):
     home: str = ""  # what tells this data directory from a copy of it elsewhere
     upload_work: Work | None = None  # for making objects; None: `work`
     reading_work: Work | None = None  # for opening them; None: `work`
-    aim_uploads: Callable[[float], None] = lambda rate: None
+    set_upload_rate: Callable[[float], None] = lambda rate: None
     parsers: SchemaParsers | None = None  # of schemas; None: no definition can be parsed
     usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage()
-    room: Callable[[], DiskSpace] | None = None  # of the disk
+    disk_space: Callable[[], DiskSpace] | None = None  # of the disk
     members: Callable[[], Members | None] = lambda: None  # of the metadata store, if this broker runs one of them
     close: Callable[[], Awaitable[None]] | None = None
 
@@ -117,6 +118,7 @@ class Broker:
         self.wal: Wal
         self.cursors: Cursors
         self.events: Events
+        self.pipelines: PipelineDesk
         self.schemas: SchemaRegistry
         self.starts: Starts | None = None  # of a broker that is alone
 
@@ -159,10 +161,10 @@ class Broker:
             stores.home(),
             upload_work,
             reading_work,
-            stores.pace.set_target_rate,
+            stores.upload_rate.set_target_rate,
             parsers,
             MachineUsage(Path(config.data_dir)).read,
-            functools.partial(_room, Path(config.data_dir)),
+            functools.partial(_disk_space, Path(config.data_dir)),
             lambda: stores.members,
             close,
         )
@@ -224,9 +226,11 @@ class Broker:
         self.wal = await self._open_log(wal)
         self.broker_id = await self._node_id()
         known = Sources(
-            broker=str(self.broker_id), about={"version": program_version(), "mode": self.config.mode}, room=ports.room
+            broker=str(self.broker_id),
+            about={"version": program_version(), "mode": self.config.mode},
+            disk_space=ports.disk_space,
         )
-        self.telemetry.tell_of(known)  # the rest follows: a metadata store may be away for long
+        self.telemetry.set_sources(known)  # the rest follows: a metadata store may be away for long
         store = await ports.open_metadata()
         objects = await ports.open_objects(store)
         self._run_beside(self._build(store, objects, known))
@@ -268,6 +272,7 @@ class Broker:
             self.cluster = self._cluster(store)
             metadata = self.cluster.store
         self.events = Events(metadata, self.clock, self.broker_id)
+        self.pipelines = pipelines = PipelineDesk(metadata, self.clock)
         if self.cluster is None:
             self.starts = Starts(metadata, self.clock, self.broker_id, self.events)
         timer = Timer(self.clock)
@@ -305,7 +310,7 @@ class Broker:
             self._reach(self) if self._reach is not None and self.cluster is not None else None,
         )
         self.namespace_limits = NamespaceLimits(self.topics, self.clock, self.configured_policy)
-        self.telemetry.tell_of(
+        self.telemetry.set_sources(
             replace(
                 known,
                 cluster=self._cluster_now if self.cluster is not None else None,
@@ -315,6 +320,7 @@ class Broker:
                 unopened=self.topics.unopened.__len__,
                 crashes=self.starts.crashes if self.starts is not None else None,
                 waiting=self.cloud.uploader.standing if self.cloud is not None else None,
+                pipelines=lambda: pipelines.watch.rows,
             )
         )
         return timer
@@ -342,7 +348,7 @@ class Broker:
         session = self.cluster.session  # before the list: what is listed for another is not claimed
         await self.topics.load_all(await self.cluster.own_topics(), session)
         if self.cloud is not None:
-            metadata = self.topics.rooms.metadata
+            metadata = self.topics.context.metadata
             rescuer = Rescuer(self.broker_id, self.topics, metadata, self.cloud.store, self.clock, self._work)
             self._spawn(rescuer.run(), "rescue")
             for topic in self.topics.loaded:
@@ -386,7 +392,9 @@ class Broker:
             rejoins=config.rejoin == "active",
             compacts=config.compaction == "auto",
             metrics=self.telemetry.members,
-            tell=lambda kind, sentence: self.events.tell(kind, sentence, by=f"broker {self.broker_id}, the leader"),
+            on_change=lambda kind, sentence: self.events.record(
+                kind, sentence, by=f"broker {self.broker_id}, the leader"
+            ),
         )
 
     def listens(self, *, client_addr: str, admin_addr: str, metrics_addr: str, stream_addr: str) -> None:
@@ -443,7 +451,7 @@ class Broker:
         metrics = self.telemetry.cloud
         reader = CloudReader(objects, self.clock, self._ports.reading_work or self._work, metrics)
         uploader = Uploader(
-            self.clock, config, metrics, excess_bytes=self.wal.excess_bytes, set_target_rate=self._ports.aim_uploads
+            self.clock, config, metrics, excess_bytes=self.wal.excess_bytes, set_target_rate=self._ports.set_upload_rate
         )
         self.cloud = Cloud(objects, config, reader, uploader, self._ports.upload_work or self._work)
         return self.cloud
@@ -525,6 +533,6 @@ class Broker:
         return BrokerId(chosen)
 
 
-def _room(directory: Path) -> DiskSpace:
+def _disk_space(directory: Path) -> DiskSpace:
     usage = shutil.disk_usage(directory)
     return DiskSpace(usage.used, usage.free)

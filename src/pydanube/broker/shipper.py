@@ -185,18 +185,18 @@ class Shipper:
         unsent: Ranges = ()
         parked: Ranges = ()
         rows: list[tuple[int, Envelope]] = []
-        seeks, room_bytes = self.seeks, outbox.room_bytes
+        seeks, free_bytes = self.seeks, outbox.free_bytes
         for place, (first, end) in enumerate(send.ranges):
             if place % TURN_RANGES == TURN_RANGES - 1:
                 await asyncio.sleep(0)
-            if room_bytes <= 0:
+            if free_bytes <= 0:
                 parked = send.ranges[place:]
                 break
-            got = await self._rows(first, end, room_bytes)
+            got = await self._rows(first, end, free_bytes)
             rows += got
-            room_bytes -= sum(cost_bytes(message) for _, message in got)
+            free_bytes -= sum(cost_bytes(message) for _, message in got)
             reached = got[-1][0] + 1 if got else first
-            if reached < end and room_bytes <= 0:
+            if reached < end and free_bytes <= 0:
                 parked = (OffsetRange(reached, end), *send.ranges[place + 1 :])
                 break
             if reached < end:  # what comes behind it waits, or it would come before it
@@ -209,7 +209,7 @@ class Shipper:
             self._count(send, len(rows), sum(len(message.payload) for _, message in rows))
         if parked and isinstance(outbox, MessageOutbox):
             self._parked[outbox] = deque([replace(send, ranges=parked)])
-            outbox.call_when_room(partial(self._unpark, outbox))
+            outbox.call_when_free(partial(self._unpark, outbox))
         if unsent:
             self._step(Shipped(send.consumer, 0, unsent))
             self._hold_back(outbox)
@@ -297,7 +297,7 @@ class Shipper:
             return []
         except DanubeError as error:
             if str(error) != str(self.read_error):
-                self._say(logging.ERROR, "log cannot be read", why=str(error))
+                self._log(logging.ERROR, "log cannot be read", why=str(error))
             self.read_error = error
             return []
         self.read_error = None
@@ -324,14 +324,14 @@ class Shipper:
                     await self._services.dead_letter(TopicName(effect.topic), message._replace(attributes=attributes))
                     done = offset + 1
         except DanubeError as error:
-            self._say(logging.WARNING, "dead letter not copied", offset=done, why=str(error))
+            self._log(logging.WARNING, "dead letter not copied", offset=done, why=str(error))
         self._metrics.dead_lettered.inc(done - effect.range.first)
         if done > effect.range.first:
             self._step(DeadLettered((OffsetRange(effect.range.first, done),)))
         if done < effect.range.end:
             self._step(DeadLetterFailed((OffsetRange(done, effect.range.end),)))
 
-    def _say(self, level: int, phrase: str, **fields: object) -> None:
+    def _log(self, level: int, phrase: str, **fields: object) -> None:
         log.log(level, phrase, extra={"topic": self._source.name, "subscription": self._subscription, **fields})
 
 

@@ -49,7 +49,7 @@ class Starts:
         )
         if before is not None:
             how = "began anew, without an orderly stop before" if is_crash else "was restarted, in order"
-            self._events.tell("came", f"broker {address} {how}")
+            self._events.record("came", f"broker {address} {how}")
 
     async def end(self) -> None:
         if self._record is not None:

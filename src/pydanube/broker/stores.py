@@ -25,7 +25,7 @@ from pydanube.stores.metadata.sqlite import SqliteMetadataStore
 from pydanube.stores.objects.owned import OwnedObjectStore, check_store
 from pydanube.stores.objects.readers import check_readers, readers_options, vended_keys
 from pydanube.stores.objects.settings import StoreSettings, parse_url
-from pydanube.stores.objects.upload_rate import Pace
+from pydanube.stores.objects.upload_rate import UploadRate
 from pydanube.stores.objects.urls import open_object_store
 from pydanube.stores.work.system import SystemClock, SystemWork
 
@@ -78,7 +78,7 @@ class Stores:
         self._disk = disk
         self._clock = clock
         self._work = work
-        self.pace = Pace(clock)
+        self.upload_rate = UploadRate(clock)
         self.members: EtcdCluster | None = None  # set if this broker runs a member
         self._closing: list[Callable[[], Awaitable[None]]] = []
 
@@ -138,7 +138,7 @@ class Stores:
     async def open_objects(self, metadata: MetadataStore) -> ObjectStore:
         """Raises ConfigError for a store that refuses us or is another cluster's. One that is away is asked later."""
         url = self._config.objects_url
-        store = await open_object_store(url, self._config.storage.options, pace=self.pace)
+        store = await open_object_store(url, self._config.storage.options, upload_rate=self.upload_rate)
         self._closing.append(store.close)
         cluster_id = await self._cluster_id(metadata)
         away = await check_store(store, cluster_id, url=url)

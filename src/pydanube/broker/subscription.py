@@ -1,7 +1,7 @@
 """One subscription of a reliable topic: what clients and administrators say to it.
 
 Acks, seeks and settings become events of its dispatch machine (`dispatcher.py`), which decides what is sent to whom.
-While the topic is about to leave (`freeze`) no ack is taken, so that the cursor that is saved is the last.
+While the topic is about to leave (`pause`) no ack is taken, so that the cursor that is saved is the last.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Subscription(Dispatcher):
 
     # --- life ---------------------------------------------------------------------------------------
 
-    def freeze(self, error: DanubeError) -> None:
+    def pause(self, error: DanubeError) -> None:
         """The topic is about to leave: nothing is sent and no ack is taken, so that the cursor is final."""
-        self._frozen = error
+        self._paused_for = error
         self._shipper.pause()
 
-    def thaw(self) -> None:
+    def resume(self) -> None:
         """It stays after all."""
-        self._frozen = None
+        self._paused_for = None
         self._shipper.resume()
         self._step(Available(self._source.log.head))
 
@@ -162,8 +162,8 @@ class Subscription(Dispatcher):
         return bool(self.still_held(consumer, [(delivered.offset, delivered.offset + 1)]))
 
     def _check_serving(self) -> None:
-        if self._frozen is not None:
-            raise self._frozen
+        if self._paused_for is not None:
+            raise self._paused_for
         if not self._services.may_serve():  # an ack that is taken here might be lost
             raise NotServed(self._source.name, LEASE_OVER)
 

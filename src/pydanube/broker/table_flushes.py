@@ -41,7 +41,7 @@ class Flushes:
 
     def begin(self, topics: Iterable[TopicName], *, only_here: bool = False) -> None:
         """`only_here`: another broker asks, and takes this one for the owner."""
-        cloud = self._topics.rooms.cloud
+        cloud = self._topics.context.cloud
         now = self._clock.elapsed()
         self._begun_at = {each: at for each, at in self._begun_at.items() if now - at < FLUSH_SECONDS}
         for topic in topics:
@@ -57,7 +57,7 @@ class Flushes:
             self._asking = asyncio.create_task(self._ask(), name="ask owners to flush")
 
     def _go_on(self) -> None:
-        cloud = self._topics.rooms.cloud
+        cloud = self._topics.context.cloud
         assert cloud is not None or not self._here
         while self._here and cloud is not None and len(self._running) < AT_ONCE:
             topic = next(iter(self._here))

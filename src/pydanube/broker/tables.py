@@ -49,19 +49,19 @@ class TableDesk:
         self._topics = topics
         self._url = url
         self.vended: Mapping[str, str] = vended or {}
-        rooms = topics.rooms
-        self._metadata = rooms.metadata
-        self.flushes = Flushes(topics, rooms.services.clock)
+        context = topics.context
+        self._metadata = context.metadata
+        self.flushes = Flushes(topics, context.services.clock)
         self._tables: Tables | None = None
-        if rooms.cloud is not None:
+        if context.cloud is not None:
             self._tables = Tables(
-                rooms.metadata,
-                rooms.cloud.store,
-                rooms.services.clock,
-                rooms.work,
+                context.metadata,
+                context.cloud.store,
+                context.services.clock,
+                context.work,
                 StorageDesk(topics, url).address,
-                rooms.cloud.config.garbage_seconds,
-                rooms.cloud.config.upload_seconds,
+                context.cloud.config.garbage_seconds,
+                context.cloud.config.upload_seconds,
                 self._keeps,
             )
 

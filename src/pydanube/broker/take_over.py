@@ -21,7 +21,7 @@ from pydanube.broker.base_subscription import Services
 from pydanube.broker.ownership import Claimable, Ownership, look
 from pydanube.broker.registrations import read_policy
 from pydanube.broker.reservation import Reservation
-from pydanube.broker.schema_door import topic_schema
+from pydanube.broker.schema_enforcer import topic_schema
 from pydanube.broker.topic import Defaults, Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.cluster.cluster import ClusterNode
@@ -31,7 +31,7 @@ from pydanube.core.history.ownership import LogStart, Owner, first_reservation
 from pydanube.core.history.tiers import Retention
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.policies import Delivery, TopicPolicy, effective
-from pydanube.core.schemas.door import TopicSchema
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import Conflict, InvalidObject, LogClosed, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
 from pydanube.history.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
 from pydanube.history.served import Cloud, Storage
@@ -159,7 +159,7 @@ class Opener:
             await topic.open(below if is_stable else None)
             if not is_stable:  # the owner that was lost may have changed it until the claim
                 chosen = await self._metadata.get(keys.schema_config(name))
-                topic.door.change(topic_schema(name, chosen, label))
+                topic.enforcer.change(topic_schema(name, chosen, label))
         except BaseException:  # also if the caller has left: the next try opens everything anew
             await topic.close("it could not be opened", owned=False)
             raise

@@ -44,7 +44,7 @@ from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
-from pydanube.core.schemas.door import TopicSchema
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import (
     Conflict,
     DanubeError,
@@ -150,28 +150,28 @@ class Topic(TopicReader):
         else:
             await self._reservation.stop()
         self._telemetry.forget_topic(self.name)
-        self.closed.tell(closing)
+        self.closed.notify(closing)
         if failure is not None:
             raise failure
 
     # --- leaving ------------------------------------------------------------------------------------
 
-    def freeze(self, why: str, moved_to: str = "") -> None:
+    def pause(self, why: str, moved_to: str = "") -> None:
         """Refuses publishes and acks and sends nothing more; what is being committed is finished.
 
         `moved_to` is the next owner: clients that are refused may wait there.
         """
         self._closing = NotServed(self.name, why, moved_to)
         for subscription in self.subscriptions.values():
-            subscription.freeze(self._closing)
+            subscription.pause(self._closing)
 
-    def thaw(self) -> None:
-        """Undoes `freeze`. Does nothing if the topic was closed in the meantime."""
+    def resume(self) -> None:
+        """Undoes `pause`. Does nothing if the topic was closed in the meantime."""
         if self.is_closed:
             return
         self._closing = None
         for subscription in self.subscriptions.values():
-            subscription.thaw()
+            subscription.resume()
 
     async def save_cursors(self) -> None:
         """All that changed, together, for good. What fails is logged, and still to be saved."""
@@ -223,20 +223,22 @@ class Topic(TopicReader):
 
         Only on an operator's word: what the lost broker acknowledged there is gone. None: there is no such orphan.
         """
-        carried = self.storage.uploader.get(self.name) if self.storage is not None else None
-        if carried is None:
+        upload_state = self.storage.uploader.get(self.name) if self.storage is not None else None
+        if upload_state is None:
             self._check_open()
             return None
-        async with carried.working:  # so that it is not adopted in the meantime
+        async with upload_state.working:  # so that it is not adopted in the meantime
             orphan = next((each for each in self.orphans if each.start == start), None)
             if orphan is None:
                 return None
-            await carried.tier.refresh_if_stale()
+            await upload_state.tier.refresh_if_stale()
             why = f"discarded by an operator; broker {orphan.broker_id} may have had messages there"
             others = [Delete(keys.orphan(self.name, start)), Delete(keys.rescue(self.name, orphan.epoch))]
             async with self.log.between_groups():  # before: no producer may get a receipt for what will be void
                 self.log.sessions.forget([(start, orphan.end)])
-            await carried.tier.apply(HistoryChange(voids=[Void(start, orphan.end, why)], others=others, appears=True))
+            await upload_state.tier.apply(
+                HistoryChange(voids=[Void(start, orphan.end, why)], others=others, appears=True)
+            )
             left = [each for each in self.orphans if each is not orphan]
             try:
                 await self.forget_own(orphan)  # if it was this disk that had it
@@ -252,14 +254,14 @@ class Topic(TopicReader):
         unreadable = self.storage is not None and self.storage.uploads.unreadable
         return bool(self.log.recovered.damage or unreadable)
 
-    async def quiet(self) -> None:
-        """Returns when nothing is being committed any more. Only after `freeze`: otherwise more may come."""
+    async def drain(self) -> None:
+        """Returns when nothing is being committed any more. Only after `pause`: otherwise more may come."""
         async with self._changing:  # a subscription that is being created is complete
             pass
-        await self.log.quiet()
+        await self.log.drain()
         while self._gatherer.busy:  # its next batch is submitted when the last one is decided
             await self._services.clock.sleep(0.0)
-            await self.log.quiet()
+            await self.log.drain()
         await self._reservation.stop()
 
     # --- publishing ---------------------------------------------------------------------------------
@@ -269,8 +271,8 @@ class Topic(TopicReader):
         self._check_open()
         self.log.pressure.check()
         self.producers.admit(producer, message)
-        if not self.door.is_open and not self.door.lets_one(message):
-            await self.door.admit_one(message)
+        if not self.enforcer.is_open and not self.enforcer.lets_one(message):
+            await self.enforcer.admit_one(message)
             self._check_open()  # it may have been frozen in the meantime
         offset = await self._gatherer.send(message)
         self.metrics.messages_in.inc()
@@ -312,16 +314,16 @@ class Topic(TopicReader):
 
         Raises Conflict, InvalidObject.
         """
-        _, carried = _carried(self)
-        async with carried.working:
-            await swap(carried.tier, old, new)
+        _, upload_state = _upload_state(self)
+        async with upload_state.working:
+            await swap(upload_state.tier, old, new)
             self._forget_read()  # a single object has other payloads now
-            await carried.tier.publish_snapshot()
+            await upload_state.tier.publish_snapshot()
 
     async def flush_log(self) -> int:
         """Moves everything that is committed from the disk to the object store; see `Uploader.flush_log`."""
-        uploader, carried = _carried(self)
-        first_on_disk = await uploader.flush_log(carried)
+        uploader, upload_state = _upload_state(self)
+        first_on_disk = await uploader.flush_log(upload_state)
         self._forget_read()
         return first_on_disk
 
@@ -405,7 +407,7 @@ class Topic(TopicReader):
         self.subscriptions[stored.name] = subscription
         subscription.start()
         if self._closing is not None:
-            subscription.freeze(self._closing)  # the topic is about to leave, and froze the others in the meantime
+            subscription.pause(self._closing)  # the topic is about to leave, and paused the others in the meantime
         return subscription
 
     def _machine(
@@ -429,8 +431,8 @@ class Topic(TopicReader):
         return DispatchLimits(unacked_max=config.unacked_max or self._defaults.unacked_max)
 
 
-def _carried(topic: Topic) -> tuple[Uploader, UploadState]:
-    carried = topic.storage.uploader.get(topic.name) if topic.storage is not None else None
-    if topic.storage is None or carried is None:
+def _upload_state(topic: Topic) -> tuple[Uploader, UploadState]:
+    upload_state = topic.storage.uploader.get(topic.name) if topic.storage is not None else None
+    if topic.storage is None or upload_state is None:
         raise NotServed(topic.name, "its broker has no object store")
-    return topic.storage.uploader, carried
+    return topic.storage.uploader, upload_state

@@ -21,7 +21,7 @@ from pydanube.broker.subscription import Subscription
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
-from pydanube.core.schemas.door import TopicSchema
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange
 from pydanube.formats.batch import Batch, Envelope, cut, messages, routing
 from pydanube.history.served import Storage
@@ -108,7 +108,7 @@ class TopicReader(BaseTopic[Subscription]):
     async def rows(self, first: int, end: int, bytes_max: int | None = None) -> list[tuple[int, Envelope]]:
         """Offsets and messages of [first, end), as far as they are committed, until they have `bytes_max`."""
         found: list[tuple[int, Envelope]] = []
-        offset, room_bytes = first, sys.maxsize if bytes_max is None else bytes_max
+        offset, free_bytes = first, sys.maxsize if bytes_max is None else bytes_max
         while offset < end:
             batches = await self._read(offset, bool(found))
             if not batches:
@@ -118,8 +118,8 @@ class TopicReader(BaseTopic[Subscription]):
                 decoded = self._decode(batch)
                 for at in range(max(offset, base), upto):
                     found.append((at, decoded[at - base]))
-                    room_bytes -= cost_bytes(decoded[at - base])
-                    if room_bytes <= 0:
+                    free_bytes -= cost_bytes(decoded[at - base])
+                    if free_bytes <= 0:
                         return found
                 offset = upto
                 if offset >= end:

@@ -73,7 +73,7 @@ class TopicTable:
         usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage(),
     ) -> None:
         clock = context.services.clock
-        self.rooms = context
+        self.context = context
         self._metadata = context.metadata
         self._cluster = cluster
         self._opener = Opener(context, self._ownership_lost)
@@ -121,7 +121,7 @@ class TopicTable:
         """The topic as soon as it is open; None if it is not on its way here, or takes too long."""
         if self.directory is None:
             return None
-        clock = self.rooms.services.clock
+        clock = self.context.services.clock
         until = clock.elapsed() + ARRIVAL_SECONDS
         self._awaited[name] += 1
         try:
@@ -213,7 +213,7 @@ class TopicTable:
             )
             self._arrived.set()
             self._arrived = asyncio.Event()
-        self.rooms.telemetry.members.assigned.inc()
+        self.context.telemetry.members.assigned.inc()
         self._meter.arrived(topic)
 
     async def _take(
@@ -240,14 +240,14 @@ class TopicTable:
             )
         except DeletionCutOff as found:
             log.warning("deletion of a topic was cut off, and is finished", extra={"topic": name})
-            await erase(self.rooms, found.ownership, self.session)
+            await erase(self.context, found.ownership, self.session)
             raise TopicUnknown(name) from None
         if self._closing:
             await topic.close(self._closing)
             self._check_not_closing(name)
         if losses != self._losses or (session is not None and session != self.session):
             await topic.close("this broker was declared lost while it claimed the topic", owned=False)
-            raise Conflict(keys.registration(self.rooms.broker_id))
+            raise Conflict(keys.registration(self.context.broker_id))
         self._open[name] = topic
         self.unopened.pop(name, None)
         return topic
@@ -272,7 +272,7 @@ class TopicTable:
                     self._open.pop(topic, None)
                     try:
                         await found.close("it moved to another broker", moved_to=moved_to, owned=False)
-                        await remove_released(self.rooms.disk, found, self.rooms.broker_id)
+                        await remove_released(self.context.disk, found, self.context.broker_id)
                     except DanubeError as error:
                         # It is released, and another broker has it: whatever happens to its files, it does not stay.
                         log.warning("files of a topic that moved are left", extra={"topic": topic, "why": str(error)})
@@ -287,7 +287,7 @@ class TopicTable:
 
     async def _seal(self, topic: AnyTopic, marker: Marker, moved_to: str, phases: Phases) -> None:
         """Raises MoveFailed, and the topic serves on; or OwnershipLost, and it is closed."""
-        clock = self.rooms.services.clock
+        clock = self.context.services.clock
         try:
             if not topic.reliable:
                 phases.enter("seal")
@@ -304,7 +304,7 @@ class TopicTable:
 
     async def hand_over_all(self, timeout_seconds: float) -> int:
         """Hands over what can be in the time, so that others continue without a gap. How many topics were not."""
-        clock, broker_id = self.rooms.services.clock, self.rooms.broker_id
+        clock, broker_id = self.context.services.clock, self.context.broker_id
         marker = Marker(reason=SHUTDOWN, from_broker=broker_id, ready=True, timestamp=clock.time_us() // 1000)
         if self.directory is not None:
             self.directory.stop()
@@ -317,7 +317,7 @@ class TopicTable:
         """What this disk has of a topic, whether it is open here or not. Raises LogClosed while it is being closed."""
         async with self.lock(name):  # so that it is not opened while its files are read
             topic = self._open.get(name)
-            return topic.log if topic is not None and topic.reliable else await self.rooms.wal.lost_log(name)
+            return topic.log if topic is not None and topic.reliable else await self.context.wal.lost_log(name)
 
     async def forget_epochs(self, name: TopicName, last: int) -> bool:
         """Removes what this disk has of a topic up to this epoch, as far as the store has it. False: not yet, for it is
@@ -326,7 +326,7 @@ class TopicTable:
         async with self.lock(name):
             if name in self._open:
                 return False
-            return await self._opener.remove_older(name, await look(self._metadata, name, self.rooms.broker_id), last)
+            return await self._opener.remove_older(name, await look(self._metadata, name, self.context.broker_id), last)
 
     async def why_not_home(self) -> str:
         return "" if self._cluster is None else await self._homecoming.why_not(self._cluster.session)
@@ -334,8 +334,8 @@ class TopicTable:
     # --- topics that others have ---------------------------------------------------------------------
 
     async def lost(self, reason: str) -> None:
-        self.rooms.telemetry.moves.fenced.inc()
-        self.rooms.telemetry.members.unassigned.inc(len(self._open))
+        self.context.telemetry.moves.fenced.inc()
+        self.context.telemetry.members.unassigned.inc(len(self._open))
         await self.lose_all(f"this broker was declared lost ({reason}) and its topics were given to others")
 
     async def lose_all(self, why: str) -> None:
@@ -354,7 +354,7 @@ class TopicTable:
 
         The first write that is refused finds such a topic; this finds those about which nothing is written.
         """
-        clock = self.rooms.services.clock
+        clock = self.context.services.clock
         before: set[TopicName] = set()
         while True:
             await clock.sleep(SWEEP_SECONDS)
@@ -399,7 +399,7 @@ class TopicTable:
 
     async def _close_lost(self, topic: AnyTopic) -> None:
         log.warning("topic closed: another broker has it", extra={"topic": topic.name, "epoch": topic.ownership.epoch})
-        self.rooms.telemetry.members.unassigned.inc()
+        self.context.telemetry.members.unassigned.inc()
         try:
             await topic.close("another broker has it; look it up again", owned=False)
         except DanubeError as error:
@@ -416,7 +416,7 @@ class TopicTable:
     @property
     def session(self) -> int:
         """Of this broker: in a cluster another one after it was declared dead."""
-        return self.rooms.session if self._cluster is None else self._cluster.session
+        return self.context.session if self._cluster is None else self._cluster.session
 
     def lock(self, name: TopicName) -> asyncio.Lock:
         """One opens, moves or deletes a topic at a time. It is gone when no task holds it or waits for it."""

@@ -19,7 +19,7 @@ REST_SECONDS: Final = 10.0
 
 async def reap_consumers(topics: TopicTable) -> NoReturn:
     """Forgets registrations of consumers that are gone, every few minutes, until cancelled."""
-    clock = topics.rooms.services.clock
+    clock = topics.context.services.clock
     while True:
         await clock.sleep(REAP_SECONDS)
         for topic in topics.loaded:
@@ -31,7 +31,7 @@ async def reap_consumers(topics: TopicTable) -> NoReturn:
 
 async def rest_idle_topics(topics: TopicTable) -> NoReturn:
     """Topics where nothing happens give their reservation back, so that a crash leaves nothing in doubt."""
-    clock = topics.rooms.services.clock
+    clock = topics.context.services.clock
     heads: dict[TopicName, int] = {}
     while True:
         await clock.sleep(REST_SECONDS)

@@ -22,7 +22,7 @@ from pydanube.core import keys
 from pydanube.core.dispatch.hash_ring import HashRing
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
-from pydanube.core.schemas.door import TopicSchema
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import DanubeError, NotServed, OwnershipLost, SubscriptionBusy
 from pydanube.formats.batch import Envelope
 from pydanube.ports import Delete, Item, MetadataStore
@@ -61,7 +61,7 @@ class VolatileSubscription(BaseSubscription):
         connected = [each for each in self._consumers.values() if each.outbox is not None]
         for each in self._choose(connected, message):
             assert isinstance(each.outbox, MessageOutbox)
-            if len(each.outbox) < QUEUE_MAX and each.outbox.room_bytes > 0:
+            if len(each.outbox) < QUEUE_MAX and each.outbox.free_bytes > 0:
                 each.outbox.put([DeliveredMessage(0, message, 1)])
                 each.sent += 1
                 self.metrics.delivered.inc()
@@ -138,7 +138,7 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
             self._removing.cancel()
             await asyncio.gather(self._removing, return_exceptions=True)
         self._telemetry.forget_topic(self.name)
-        self.closed.tell(closing)
+        self.closed.notify(closing)
 
     @contextlib.asynccontextmanager
     async def leaving(self) -> AsyncIterator[list[Delete]]:
@@ -164,8 +164,8 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
         """Always 0: the messages of a non-reliable topic have no offsets."""
         self._check_open()
         self.producers.admit(producer, message)
-        if not self.door.is_open and not self.door.lets_one(message):
-            await self.door.admit_one(message)
+        if not self.enforcer.is_open and not self.enforcer.lets_one(message):
+            await self.enforcer.admit_one(message)
             self._check_open()
         self._hand_on(message)
         return 0

@@ -27,7 +27,7 @@ class Watchers:
     def forget(self, watcher: Watcher) -> None:
         self._watchers.pop(watcher, None)
 
-    def tell(self, why: NotServed) -> None:
+    def notify(self, why: NotServed) -> None:
         watchers, self._watchers = self._watchers, {}
         for watcher in watchers:
             watcher(why)

@@ -66,7 +66,11 @@ class CatchingUp:
         waited = 0.0
         while True:
             # Also while messages come.
-            if options.once and time.monotonic() - self._asked_at > QUIET_SECONDS and await self._ask():
+            if (
+                options.once
+                and time.monotonic() - self._asked_at > QUIET_SECONDS
+                and await self._ask(is_silent=waited > 0)
+            ):
                 return None
             left = FOR_EVER_SECONDS if options.timeout_seconds is None else max(0.0, options.timeout_seconds - waited)
             seconds = min(left, QUIET_SECONDS) if options.once else left
@@ -76,11 +80,14 @@ class CatchingUp:
             waited += seconds
             if options.timeout_seconds is not None and waited >= options.timeout_seconds:
                 if options.once:
-                    await self._ask()
+                    await self._ask(is_silent=True)
                 return None
 
-    async def _ask(self) -> bool:
-        """Whether everything that was there when it began is done, or kept by this consumer as its options say."""
+    async def _ask(self, *, is_silent: bool) -> bool:
+        """Whether everything that was there when it began is done, or kept by this consumer as its options say.
+
+        Why it is not is said once, and only when nothing comes: as long as something does, all is well.
+        """
         found = await self._progress()
         self._asked_at = time.monotonic()
         for part, head in self._heads.items():
@@ -89,7 +96,7 @@ class CatchingUp:
             # What is kept never moves the cursor; what came since then is not waited for.
             left = now.lag if self._options.ack else now.lag - (now.head - head) - self._kept[part]
             if is_behind and left > 0:
-                if not self._has_said_why:
+                if is_silent and not self._has_said_why:
                     self._has_said_why = True
                     self._note(f"not caught up yet: {now.sentence}")
                 return False

@@ -85,6 +85,8 @@ def build_app(*, whole: bool = False) -> typer.Typer:
     app.command("top")(top.top)
     app.add_typer(_admin_app(), name="admin")
     app.add_typer(context.app, name="context", help=context.HELP)
+    import pydanube.cli.pipelines  # noqa: F401  (adds itself to it)
+
     app.add_typer(pipeline.app, name="pipeline", help=pipeline.HELP)
     # The log commands read data directories offline and bring Arrow along: a client installed without them still has
     # a working `danube`, and the other commands do not wait for them.

@@ -59,7 +59,7 @@ def unload_topic(
     topic = _in_namespace(topic, namespace)
     to_broker = parse_broker_id(to) if to is not None else 0
     call = calls.move_topic(topic, to_broker=to_broker, wait=wait, timeout_seconds=timeout)
-    results = asyncio.run(_unload(call, tell=wait and output is Output.table))
+    results = asyncio.run(_unload(call, tells_progress=wait and output is Output.table))
     moved = all(not result.failure for result in results)
     if output is Output.json:
         print_json({"success": moved, "topic": topic, "results": [_result(each) for each in results]})
@@ -85,13 +85,13 @@ def _in_namespace(topic: str, namespace: str | None) -> str:
     return topic
 
 
-async def _unload(call: GrpcCall[values.MoveAnswer], *, tell: bool) -> list[values.MoveResult]:
+async def _unload(call: GrpcCall[values.MoveAnswer], *, tells_progress: bool) -> list[values.MoveResult]:
     results = []
     async with connected() as broker:
         async for answer in broker.follow(call):
             if answer.HasField("result"):
                 results.append(answer.result)
-            elif tell:
+            elif tells_progress:
                 print(f"{answer.progress.topic}: {answer.progress.sentence}", file=sys.stderr, flush=True)
     return results
 

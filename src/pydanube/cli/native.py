@@ -18,11 +18,13 @@ from pydanube.cli.producing import KeyedPayload, ProduceOptions, SendResult
 from pydanube.client.brokers import addresses_of
 from pydanube.client.client import connect
 from pydanube.client.grpc import listening
+from pydanube.core.cluster.conditions import noun
 from pydanube.errors import (
     DanubeError,
     DeadlineExceeded,
     DeliveryMismatch,
     MessageTooLarge,
+    SubscriptionUnknown,
     TopicUnknown,
     Unreachable,
 )
@@ -156,8 +158,11 @@ async def consume(
             raise no_topic(options.topic) from error
         if options.once and not info.reliable:
             raise nothing_kept(options.topic)
+        parts = options.topic.partition_names(info.partitions) if info.partitions else [options.topic]
+        if options.once and options.start == "latest":
+            await _note_if_new(client, options, parts, note)
         # A window of `count` takes no messages from other consumers.
-        window = {"window_messages": min(options.count, WINDOW_MESSAGES)} if options.count else {}
+        window = min(options.count, WINDOW_MESSAGES) if options.count else None
         async with client.consumer(
             options.topic,
             subscription=options.subscription,
@@ -165,9 +170,8 @@ async def consume(
             type=options.sub_type,
             start=options.start,
             key_filters=options.key_filters,
-            **window,
+            window_messages=window,
         ) as consumer:
-            parts = options.topic.partition_names(info.partitions) if info.partitions else [options.topic]
             note(f"subscribed to {', '.join(parts)} as {options.subscription}")
             source = NativeSource(client, consumer, options.subscription, parts, is_reliable=info.reliable)
             try:
@@ -175,6 +179,21 @@ async def consume(
             finally:
                 if options.ack and info.reliable:
                     await _flush(consumer, note)
+
+
+async def _note_if_new(
+    client: Client, options: ConsumeOptions, parts: Sequence[str], note: Callable[[str], None]
+) -> None:
+    """Whoever wants all that a topic has is told that a new subscription gets none of it."""
+    try:
+        await client.lag(options.topic, options.subscription)
+    except SubscriptionUnknown:
+        topics = [await client.describe_topic(part) for part in parts]
+        if skipped := sum(each.head - each.first_offset for each in topics):
+            note(
+                f"{options.subscription} is new and begins behind the {skipped} {noun(skipped, 'message')} that are "
+                "there; with --start earliest a new subscription begins with them"
+            )
 
 
 class NativeSource:

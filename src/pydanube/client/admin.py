@@ -21,6 +21,7 @@ from pydanube.client.messages import (
     with_offsets,
 )
 from pydanube.client.storages import Storages
+from pydanube.client.topics import TopicSelection
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import DanubeError, NotServed, Refused, TopicExists, TopicUnknown, Unavailable, Unreachable
@@ -60,7 +61,7 @@ class Fetch:
             frame = await self._admin.call(self._topic, pb.Command(fetch=request), "fetched", self._timeout)
             fetched = frame.command.fetched
             end = fetched.head if end is None else min(end, fetched.head)
-            yield at, end, list(_batches(frame.body))
+            yield at, end, list(batches_in(frame.body))
             if fetched.next_offset <= at:
                 return  # there is nothing, and there will not be
             at = fetched.next_offset
@@ -69,7 +70,7 @@ class Fetch:
         return pa.Table.from_batches([batch async for batch in self], schema=WITH_OFFSETS)
 
 
-def _batches(body: memoryview) -> Iterable[Batch]:
+def batches_in(body: memoryview) -> Iterable[Batch]:
     while body:
         batch = load(body)
         yield batch
@@ -153,6 +154,16 @@ class NativeAdmin:
         partitions = (await self.lookup(name, timeout)).partitions
         return name.partition_names(partitions) if partitions else [name]
 
+    async def selected(self, selection: TopicSelection, timeout: float | None = None) -> list[str]:
+        """The topics and partitions that a consumer of these reads now. Raises TopicUnknown for a name."""
+        found: dict[str, None] = {}
+        for name in selection.names:
+            found.update(dict.fromkeys(await self.parts(name, timeout)))
+        for namespace in selection.namespaces:
+            listed = await self.list_topics(namespace, timeout)
+            found.update(dict.fromkeys(name for name in listed if selection.matches(name)))
+        return list(found)
+
     async def create_topic(
         self,
         topic: str,
@@ -224,6 +235,23 @@ class NativeAdmin:
                 return found
 
     # --- subscriptions ------------------------------------------------------------------------------
+
+    async def change_failure_policy(
+        self, topic: str, subscription: str, change: pb.ChangeFailurePolicy, timeout: float | None
+    ) -> None:
+        """Of one topic or partition; only what the change has."""
+        request = pb.ChangeFailurePolicy(topic=topic, subscription=subscription)
+        request.MergeFrom(change)
+        command = pb.Command(change_failure_policy=request)
+
+        async def attempt() -> None:
+            connection = await self._connection(topic)
+            if "change_failure_policy" not in connection.welcome.result().commands:
+                raise Refused(f"the broker of {topic} takes no failure policy from a client: use danube admin instead")
+            await self._ask(connection, topic, command, "done")
+
+        seconds = self.timeout if timeout is None else timeout
+        await self._brokers.retry_until(f"changing the failure policy of {topic}", seconds, attempt)
 
     async def lag(self, topic: str, subscription: str, timeout: float | None) -> Lag:
         name = SubscriptionName(subscription)

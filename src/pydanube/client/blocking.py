@@ -26,13 +26,13 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
-from pydanube.client import admin, client, consumer, messages, producer
+from pydanube.client import admin, client, consumer, messages, producer, tail
 from pydanube.client.brokers import OnConnection, Token, with_deadline
 from pydanube.client.messages import (
     BatchView,
+    Delivered,
     Lag,
     Located,
-    MessageView,
     Place,
     Receipt,
     ReceivedBatch,
@@ -41,6 +41,7 @@ from pydanube.client.messages import (
 )
 from pydanube.client.partition_producer import PartitionProducer
 from pydanube.client.producer import Payload, Prepared
+from pydanube.client.tail import TailedMessage
 from pydanube.client.thread import LoopThread
 from pydanube.client.working import Handled, stopped_by_sigterm
 from pydanube.core.consuming.values import TakingBegan
@@ -159,6 +160,10 @@ class Client:
     @_like(client.Client.fetch)
     def fetch(self, *args: Any, **kwargs: Any) -> Fetch:
         return Fetch(self._running(), self._client.fetch(*args, **kwargs))
+
+    @_like(client.Client.tail)
+    def tail(self, *args: Any, **kwargs: Any) -> Tail:
+        return Tail(self._running(), self._client.tail(*args, **kwargs))
 
     @_like(client.Client.create_topic)
     def create_topic(self, *args: Any, **kwargs: Any) -> None:
@@ -321,7 +326,7 @@ def _copy(done: asyncio.Future[Receipt], future: Future[Receipt]) -> None:
         future.set_result(done.result())
 
 
-class Message(MessageView):
+class Message(Delivered):
     """See `pydanube.Message`."""
 
     __slots__ = ("_thread",)
@@ -334,6 +339,16 @@ class Message(MessageView):
         """It is done. Acks travel together; `Consumer.flush` waits for them. Raises ClientClosed if it cannot count."""
         self._delivery.lane.check()
         self._thread.soon(self._delivery.lane.ack, self.offset, self._delivery.era)
+
+    def ack_cumulative(self) -> None:
+        """It is done, and everything before it in its topic. Raises Refused in subscriptions that several share."""
+        of = self._delivery
+        of.lane.check()
+
+        async def acked() -> None:
+            of.lane.ack_cumulative(self.offset, of.era)
+
+        self._thread.call(acked())
 
     def nack(self, delay: float | None = None, *, reason: str = "") -> None:
         """It failed: deliver it again after `delay` seconds, or as the subscription's failure policy says."""
@@ -528,5 +543,40 @@ class Fetch:
         return self._thread.call(self._fetch.table())
 
 
-async def _next(batches: Any) -> pa.RecordBatch | None:
-    return await anext(batches, None)
+async def _next(found: Any) -> Any:
+    return await anext(found, None)
+
+
+class Tail:
+    """See `pydanube.Client.tail`."""
+
+    def __init__(self, thread: LoopThread, inner: tail.Tail) -> None:
+        self._thread = thread
+        self._tail = inner
+
+    def open(self) -> Self:
+        self._thread.call(self._tail.open())
+        return self
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        return self._tail.offsets
+
+    def __iter__(self) -> Iterator[TailedMessage]:
+        found = self._tail.__aiter__()
+        while (message := self._thread.call(_next(found))) is not None:
+            yield message
+
+    def receive(self, *, timeout: float | None = None) -> TailedMessage:
+        return self._thread.call(self._tail.receive(timeout=timeout))
+
+    def close(self) -> None:
+        self._thread.call(self._tail.close())

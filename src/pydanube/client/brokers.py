@@ -93,8 +93,8 @@ Token: TypeAlias = str | Callable[[], str]
 class RetryDelay:
     """Exponential backoff with jitter, up to a bound."""
 
-    def __init__(self, dice: Random) -> None:
-        self._dice = dice
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
         self._next = BACKOFF_FIRST_SECONDS
 
     def reset(self) -> None:
@@ -102,7 +102,7 @@ class RetryDelay:
 
     def seconds(self) -> float:
         seconds, self._next = self._next, min(2 * self._next, BACKOFF_MAX_SECONDS)
-        return seconds * self._dice.uniform(0.5, 1.0)
+        return seconds * self._rng.uniform(0.5, 1.0)
 
     async def sleep(self) -> None:
         await asyncio.sleep(self.seconds())
@@ -163,7 +163,7 @@ class Brokers:
         """Calls `attempt` until it succeeds or fails for good. Raises DeadlineExceeded, which says what went wrong
         last; `silent` is what it says if nothing did, because the first attempt is still waiting.
         """
-        backoff = RetryDelay(self.connector.dice)
+        backoff = RetryDelay(self.connector.rng)
         last: DanubeError | None = None
         try:
             async with asyncio.timeout(seconds):
@@ -192,7 +192,7 @@ class Brokers:
             return best
         refusal: DanubeError | None = None
         why: dict[Address, DanubeError] = {}
-        for address in self.connector.dice.sample(list(self._known), len(self._known)):
+        for address in self.connector.rng.sample(list(self._known), len(self._known)):
             try:
                 return await self.connection(address)
             except DanubeError as error:

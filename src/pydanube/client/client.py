@@ -12,6 +12,7 @@ from pydanube.client.admin import Fetch, NativeAdmin
 from pydanube.client.brokers import Brokers, OnConnection, Token, addresses_of
 from pydanube.client.connector import SYSTEM, Connector
 from pydanube.client.consumer import Consumer
+from pydanube.client.failures import FailurePolicy, policy_change
 from pydanube.client.messages import (
     TYPES,
     Lag,
@@ -28,6 +29,9 @@ from pydanube.client.open_batch import ProducerSettings
 from pydanube.client.partition_consumer import ConsumerSettings
 from pydanube.client.producer import Producer
 from pydanube.client.publisher import Publisher
+from pydanube.client.requests import Requests
+from pydanube.client.tail import Tail
+from pydanube.client.topics import TopicSelection
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import type_name
@@ -44,6 +48,7 @@ BATCH_BYTES_MAX: Final = 32 * MIB
 BATCH_MESSAGES: Final = 1_000
 WINDOW_MESSAGES: Final = 10_000
 WINDOW_BYTES: Final = 16 * MIB
+DISCOVER_SECONDS: Final = 5.0
 NAME_SIZE_MAX_BYTES: Final = 200
 
 
@@ -94,7 +99,7 @@ class Client:
         self.timeout = timeout
 
     def _unique(self) -> str:
-        return f"{self._brokers.connector.dice.getrandbits(32):08x}"
+        return f"{self._brokers.connector.rng.getrandbits(32):08x}"
 
     async def open(self) -> Self:
         """As entering the `async with` block: returns when a broker has answered."""
@@ -213,7 +218,7 @@ class Client:
 
     def consumer(
         self,
-        topic: str,
+        topic: str | Iterable[str],
         *,
         subscription: str,
         name: str | None = None,
@@ -222,9 +227,14 @@ class Client:
         key_filters: Iterable[str] = (),
         window_messages: int | None = None,
         window_bytes: int = WINDOW_BYTES,
+        failure_policy: FailurePolicy | None = None,
+        discover_seconds: float = DISCOVER_SECONDS,
         timeout: float | None = None,
     ) -> Consumer:
-        """A consumer for an `async with` block. The topic must exist.
+        """A consumer for an `async with` block, of one topic or several, which must exist, and of patterns.
+
+        In a pattern (`"/default/orders.*"`) `*` is any text and `?` one character. Its topics may come and go: new ones
+        are found within `discover_seconds` and read from their beginning, those that are deleted are left.
 
         A new subscription is of `type` and begins at `start`: "earliest", "latest", an offset, or a datetime. An
         existing one keeps its type and goes on where it was. `name` is unique among the subscription's consumers: the
@@ -233,14 +243,19 @@ class Client:
         `window_messages` and `window_bytes` bound what was delivered and not handed to the application yet. Without a
         number, consumers of shared and key_shared subscriptions have as many messages as they work off in a moment, so
         that all get some, and others 10,000. The ack timeout begins when a message is handed over.
+
+        `failure_policy` has what is to be changed of the subscription's, for all of its consumers:
+        `{"max_redelivery_count": 3, "dead_letter_topic": "/default/dead"}`.
         """
-        _check_topic(topic)
+        selection = TopicSelection.of(topic)
         name = f"{subscription}-{self._unique()}" if name is None else name
         _check_name("name", name)
         kind = type_name(type)
         if kind is None:
             raise ConfigError("type", type, f"one of {', '.join(TYPES)}")
         most = WINDOW_MESSAGES if window_messages is None else window_messages
+        if not discover_seconds > 0:
+            raise ConfigError("discover_seconds", discover_seconds, "seconds, more than 0")
         for key, number in (("window_messages", most), ("window_bytes", window_bytes)):
             if not 1 <= number <= 1 << 40:
                 raise ConfigError(key, number, "from 1 to 2**40")
@@ -255,11 +270,22 @@ class Client:
             adapts=window_messages is None,
         )
         seconds = self.timeout if timeout is None else timeout
+        change = None if failure_policy is None else policy_change(failure_policy)
 
-        async def parts() -> list[str]:
-            return [*await self._admin.parts(topic, seconds)]
+        async def prepare(part: str) -> None:
+            if change is not None:
+                await self._admin.change_failure_policy(part, settings.subscription, change, seconds)
 
-        return Consumer(self._brokers, topic, settings, partitions=parts, timeout=seconds)
+        return Consumer(
+            self._brokers,
+            str(selection),
+            settings,
+            partitions=lambda: self._admin.selected(selection, seconds),
+            timeout=seconds,
+            discover_seconds=discover_seconds if selection.patterns else None,
+            comes_and_goes=selection.matches,
+            prepare=prepare,
+        )
 
     def fetch(self, topic: str, start: int = 0, end: int | None = None, *, timeout: float | None = None) -> Fetch:
         """Reads offsets [start, end) of a topic, or of a partition, without a subscription. `end` None: up to its head.
@@ -274,6 +300,22 @@ class Client:
         if start < 0 or (end is not None and end < start):
             raise ConfigError("start", start, "0 <= start <= end")
         return Fetch(self._admin, _check_topic(topic), start, end, self.timeout if timeout is None else timeout)
+
+    def tail(self, topic: str, start: Place = "latest", *, timeout: float | None = None) -> Tail:
+        """Reads what is published to a topic from `start` on, as it comes, without a subscription.
+
+        For an `async with` block. Leaves no trace at the broker, and takes no messages from subscriptions.
+        """
+        name, seconds = _check_topic(topic), self.timeout if timeout is None else timeout
+
+        async def parts() -> list[str]:
+            return [*await self._admin.parts(name, seconds)]
+
+        return Tail(self._admin, name, start, partitions=parts, timeout=seconds)
+
+    def requests(self, topic: str, *, timeout: float | None = None) -> Requests:
+        """Questions and replies over non-reliable topics, which are made if they are missing. See `Requests`."""
+        return Requests(self, _check_topic(topic), self._unique(), self.timeout if timeout is None else timeout)
 
     def publisher(self, topic: str, name: str) -> Publisher:
         """Stores batches that are encoded already, for those who can tell afterwards which of them arrived."""

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 class Connector(Protocol):
     @property
-    def dice(self) -> Random:
+    def rng(self) -> Random:
         """For the order of attempts, pauses between them, and unique names."""
         ...
 
@@ -40,7 +40,7 @@ class Connector(Protocol):
 class SystemConnector:
     """Sockets of the running loop, the machine's clock, its default threads."""
 
-    dice: Final = SystemRandom()  # nothing to seed, and nothing that a fork would repeat
+    rng: Final = SystemRandom()  # nothing to seed, and nothing that a fork would repeat
     time_ns: Final = staticmethod(time_ns)
 
     async def connect(self, make: Callable[[], P], host: str, port: int, tls: ssl.SSLContext | None) -> P:

@@ -1,4 +1,4 @@
-"""A consumer of a subscription: one topic, or all partitions of one.
+"""A consumer of a subscription: one topic or several, with all of their partitions, or those that fit a pattern.
 
 async for message in consumer     message by message
 consumer.receive()                the next one, with a deadline
@@ -8,8 +8,9 @@ consumer.batches()                as Arrow, batch by batch
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -18,11 +19,14 @@ from typing import Any, Final, Self
 
 from pydanube.client.brokers import Brokers, with_deadline
 from pydanube.client.inbox import Inbox
-from pydanube.client.messages import Message, MessageBatch, Place, ReceivedBatch
+from pydanube.client.messages import Message, MessageBatch, Place, ReceivedBatch, place_of
 from pydanube.client.partition_consumer import ConsumerSettings, PartitionConsumer
+from pydanube.client.topics import TopicDiscovery, is_gone
 from pydanube.client.working import Handled, Handler, HandlerWork
 from pydanube.core.consuming.values import Closing, Hungered
 from pydanube.errors import ClientClosed, ConsumerStopped, DanubeError, DeadlineExceeded, NeverOpened
+
+log = logging.getLogger(__name__)
 
 # A consumer that never has to wait would never let anything else run.
 TURN_MESSAGES: Final = 2_000
@@ -54,7 +58,13 @@ class Consumer:
         *,
         partitions: Callable[[], Awaitable[list[str]]],
         timeout: float,
+        discover_seconds: float | None = None,
+        comes_and_goes: Callable[[str], bool] = lambda _: False,
+        prepare: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        """`discover_seconds`: `partitions` is asked so often, because there are topics for which `comes_and_goes` is
+        true. `prepare` is awaited for each topic before it is subscribed to.
+        """
         self.topic = topic
         self.subscription = settings.subscription
         self.name = settings.name
@@ -72,6 +82,11 @@ class Consumer:
         self._was_opened = False
         self._changing = asyncio.Lock()  # held while it opens or closes, so that no second set of lanes is opened
         self._advancing = asyncio.Lock()
+        self._prepare = prepare
+        self._comes_and_goes = comes_and_goes
+        self._discovery = (
+            None if discover_seconds is None else TopicDiscovery(partitions, self._topics_changed, discover_seconds)
+        )
 
     # --- life ---------------------------------------------------------------------------------------
 
@@ -84,17 +99,23 @@ class Consumer:
 
     async def _open(self) -> None:
         topics = await self._partitions()
-        settings = self._settings
-        if len(topics) > 1:
-            share = len(topics)
+        self._is_stopped = False
+        self._lanes = await self._opened(topics, self._settings)
+        self._is_open = self._was_opened = True
+        if self._discovery is not None:
+            self._discovery.start(self.topic)
+
+    async def _opened(self, topics: Sequence[str], settings: ConsumerSettings) -> list[PartitionConsumer]:
+        """Lanes for these, which share the windows with those that are there. All or none of them."""
+        share = len(self._lanes) + len(topics) if self._is_open else len(topics)
+        if share > 1:
             settings = replace(
                 settings,
                 window_messages=max(1, settings.window_messages // share),
                 window_bytes=max(1, settings.window_bytes // share),
             )
-        self._is_stopped = False
         lanes = [PartitionConsumer(self._brokers, topic, settings, self._inbox) for topic in topics]
-        opening = [asyncio.ensure_future(lane.open(self._timeout)) for lane in lanes]
+        opening = [asyncio.ensure_future(self._open_lane(lane)) for lane in lanes]
         try:
             await asyncio.gather(*opening)
         except BaseException:
@@ -102,8 +123,40 @@ class Consumer:
                 each.cancel()
             await asyncio.gather(*opening, *(lane.stop() for lane in lanes), return_exceptions=True)
             raise
-        self._lanes = lanes
-        self._is_open = self._was_opened = True
+        return lanes
+
+    async def _open_lane(self, lane: PartitionConsumer) -> None:
+        if self._prepare is not None:
+            await self._prepare(lane.topic)
+        await lane.open(self._timeout)
+
+    async def _topics_changed(self, topics: Sequence[str]) -> None:
+        """Of patterns: reads what is new, from its beginning, and leaves what is gone."""
+        await self._leave_gone()
+        for lane in [each for each in self._lanes if each.topic not in topics]:
+            await self._leave(lane)
+        known = {lane.topic for lane in self._lanes}
+        await asyncio.gather(*(self._join(topic) for topic in topics if topic not in known))
+
+    async def _join(self, topic: str) -> None:
+        try:
+            lanes = await self._opened([topic], replace(self._settings, start=place_of("earliest")))
+        except DanubeError as error:  # it is tried again when the topics are looked at next
+            log.warning("topic not joined", extra={"topic": topic, "why": str(error)})
+            return
+        self._lanes = [*self._lanes, *lanes]
+        self._inbox.arrived.set()  # a task that waits looks at all lanes
+
+    async def _leave(self, lane: PartitionConsumer) -> None:
+        self._lanes = [each for each in self._lanes if each is not lane]
+        await lane.stop()
+
+    async def _leave_gone(self) -> bool:
+        """Topics of patterns that were deleted. One that was named is missed instead."""
+        gone = [each for each in self._lanes if is_gone(each.failure) and self._comes_and_goes(each.topic)]
+        for lane in gone:
+            await self._leave(lane)
+        return bool(gone)
 
     async def stop(self, *, timeout: float | None = None) -> None:
         """Receives no more: an `async for` ends, and what was not taken goes to other consumers. Acks still travel.
@@ -116,6 +169,8 @@ class Consumer:
         if not self._is_open:
             return
         self._is_stopped = True
+        if self._discovery is not None:
+            await self._discovery.stop()
         seconds = self._timeout if timeout is None else timeout
         try:
             await with_deadline(
@@ -159,6 +214,8 @@ class Consumer:
     async def _close(self, timeout: float | None) -> None:
         self._is_open = False
         self._inbox.arrived.set()
+        if self._discovery is not None:
+            await self._discovery.stop()
         for lane in self._lanes:
             lane.feed(Closing())
         closing = [asyncio.ensure_future(lane.close()) for lane in self._lanes]
@@ -318,6 +375,8 @@ class Consumer:
         while not self._inbox:
             if not self._is_open or self._is_stopped:
                 return False
+            if await self._leave_gone():
+                continue
             for lane in self._lanes:
                 if lane.failure is not None:
                     raise copy(lane.failure)  # each time its own, or the tracebacks of all would pile up in one

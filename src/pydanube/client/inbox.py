@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from pydanube.client.messages import MessageView, ReceivedBatch
+from pydanube.client.messages import Delivered, ReceivedBatch
 from pydanube.core.consuming.values import Dropped, Emptied, TakingBegan, Took
 from pydanube.core.dispatch.ranges import OffsetRanges
 
@@ -98,7 +98,7 @@ class Inbox:
 
     def _take_from_hand(self, delivery: ReceivedBatch, wanted: OffsetRanges) -> OffsetRanges:
         found = OffsetRanges()
-        kept: list[MessageView] = []
+        kept: list[Delivered] = []
         while self._taking:  # from behind, as another thread may take from the front
             try:
                 message = self._taking.pop()

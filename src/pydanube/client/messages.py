@@ -61,8 +61,34 @@ def asked_by_header(who: str) -> tuple[str, bytes]:
 # --- messages ---------------------------------------------------------------------------------------
 
 
-class ReceivedBatch(Arrival):
-    """One batch as it came, and which of its rows are meant for us; turned into values when they are asked for."""
+class BatchColumns:
+    """The rows of a batch, turned into values when they are asked for. Subclasses have the attributes."""
+
+    __slots__ = ()
+
+    batch: Batch
+    topic: str
+    attempt: int
+    _rows: pa.RecordBatch | None
+    _columns: dict[str, list[Any]]
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """All rows of the batch, ours or not."""
+        rows = self._rows
+        if rows is None:
+            rows = self._rows = decode(self.batch)  # type: ignore[misc]  # subclasses have the slot
+        return rows
+
+    def column(self, name: str) -> list[Any]:
+        values = self._columns.get(name)
+        if values is None:
+            values = self._columns[name] = self.rows.column(name).to_pylist()
+        return values
+
+
+class ReceivedBatch(Arrival, BatchColumns):
+    """One batch as it came, and which of its rows are meant for us."""
 
     __slots__ = ("_columns", "_rows", "batch", "lane", "topic")
 
@@ -85,19 +111,6 @@ class ReceivedBatch(Arrival):
         self._rows: pa.RecordBatch | None = None
         self._columns: dict[str, list[Any]] = {}
 
-    @property
-    def rows(self) -> pa.RecordBatch:
-        """All rows of the batch, ours or not."""
-        if self._rows is None:
-            self._rows = decode(self.batch)
-        return self._rows
-
-    def column(self, name: str) -> list[Any]:
-        values = self._columns.get(name)
-        if values is None:
-            values = self._columns[name] = self.rows.column(name).to_pylist()
-        return values
-
     def table(self) -> pa.RecordBatch:
         """Our rows, with their offsets as the first column."""
         base = self.batch.header.base_offset
@@ -113,21 +126,11 @@ class MessageView:
 
     __slots__ = ("_delivery", "_row", "offset", "payload")
 
-    def __init__(self, delivery: ReceivedBatch, row: int, offset: int, payload: bytes) -> None:
+    def __init__(self, delivery: BatchColumns, row: int, offset: int, payload: bytes) -> None:
         self._delivery = delivery
         self._row = row
         self.offset = offset
         self.payload = payload
-
-    @property
-    def lane(self) -> PartitionConsumer:
-        """Where it came from. For facades."""
-        return self._delivery.lane
-
-    @property
-    def parts(self) -> tuple[ReceivedBatch, int, int, bytes]:
-        """What another view of the same message is made of. For facades."""
-        return self._delivery, self._row, self.offset, self.payload
 
     @property
     def topic(self) -> str:
@@ -180,7 +183,25 @@ class MessageView:
         return f"<{type(self).__name__} {self.topic} offset {self.offset}: {shown!r}>"
 
 
-class Message(MessageView):
+class Delivered(MessageView):
+    """A message that was delivered to a consumer, and is to be answered."""
+
+    __slots__ = ()
+
+    _delivery: ReceivedBatch
+
+    @property
+    def lane(self) -> PartitionConsumer:
+        """Where it came from. For facades."""
+        return self._delivery.lane
+
+    @property
+    def parts(self) -> tuple[ReceivedBatch, int, int, bytes]:
+        """What another view of the same message is made of. For facades."""
+        return self._delivery, self._row, self.offset, self.payload
+
+
+class Message(Delivered):
     """One message, to be acknowledged."""
 
     __slots__ = ()
@@ -192,6 +213,20 @@ class Message(MessageView):
         Raises ClientClosed if the consumer is closed: the ack could not count.
         """
         self._delivery.lane.ack(self.offset, self._delivery.era)
+
+    async def ack_cumulative(self) -> None:
+        """It is done, and everything before it in its topic, or partition: as `ack` of each of them.
+
+        Raises Refused in shared and key_shared subscriptions, where other consumers have some of it.
+
+        >>> async with client.consumer("/default/numbers", subscription="all", type="exclusive", start=0) as consumer:
+        ...     messages = [await consumer.receive() for _ in range(3)]
+        ...     await messages[-1].ack_cumulative()
+        ...     await consumer.flush()
+        >>> (await client.lag("/default/numbers", "all")).messages
+        0
+        """
+        self._delivery.lane.ack_cumulative(self.offset, self._delivery.era)
 
     async def extend(self, seconds: float) -> None:
         """It takes longer: the ack timeout is over in `seconds` from now, not before. Never shortens it.

@@ -60,6 +60,8 @@ class PartitionConsumer(PartitionHandle):
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
         self._flushing: dict[Verdict, asyncio.Future[None]] = {}
+        self._shares = False
+        self._settled_end = 0  # what lies below was acknowledged when it was opened, or cumulatively
 
     # --- for the application ------------------------------------------------------------------------
 
@@ -77,6 +79,17 @@ class PartitionConsumer(PartitionHandle):
         else:
             for effect in self.machine.ack(offset, era):
                 self._carry_out(effect)
+
+    def ack_cumulative(self, offset: int, era: int) -> None:
+        """Everything up to this one. Raises Refused if others may be at work on some of it."""
+        if self._shares:
+            raise Refused(
+                f"subscription {self._settings.subscription} of {self.topic} is shared: an ack of everything up to "
+                f"offset {offset} would be one of what other consumers have; acknowledge each message"
+            )
+        self.feed(values.Acked(((min(self._settled_end, offset), offset + 1),), era))
+        if era == self.machine.era:
+            self._settled_end = max(self._settled_end, offset + 1)
 
     def ack_ranges(self, ranges: Sequence[tuple[int, int]], era: int) -> None:
         self.feed(values.Acked(ranges, era))
@@ -268,6 +281,7 @@ class PartitionConsumer(PartitionHandle):
 
     def delivered(self, ranges: tuple[tuple[int, int], ...], attempt: int, seeks: int, body: memoryview) -> None:
         batch = load(body)
+        self._settled_end = min(self._settled_end, ranges[0][0])  # after a seek back they are to be acknowledged again
         header = batch.header
         if ranges[0][0] < header.base_offset or ranges[-1][1] > header.end_offset:
             raise ProtocolViolation(f"ranges {ranges} are not in the batch delivered with them")
@@ -319,11 +333,13 @@ class PartitionConsumer(PartitionHandle):
 
     def _subscribed(self, connection: BrokerConnection, frame: frames.Frame) -> None:
         answer = frame.command.subscribed
+        self._shares = answer.type in (pb.SHARED, pb.KEY_SHARED)
+        self._settled_end = answer.next_unacked
         self._attach(connection, answer.consumer)
         connection.consumers[answer.consumer] = self
         subscribed = values.Subscribed(
             hands_over=answer.hands_over,
-            shares=answer.type in (pb.SHARED, pb.KEY_SHARED),
+            shares=self._shares,
             created=answer.created,
             next_unacked=answer.next_unacked,
         )

@@ -37,7 +37,7 @@ class PartitionHandle:
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self._first_open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._backoff = RetryDelay(brokers.connector.dice)
+        self._backoff = RetryDelay(brokers.connector.rng)
         self._routes_followed = 0
         self._last_error: DanubeError | None = None
 

@@ -49,7 +49,7 @@ class AssignmentReconciler:
         self._failures: dict[TopicName, tuple[int, float]] = {}  # how many, and when to try again
         self._missing: dict[TopicName, float] = {}  # assigned and not served, since when
         self._missed_at = 0.0  # when that was looked at
-        self._room = asyncio.Semaphore(CLAIMS_MAX)
+        self._slots = asyncio.Semaphore(CLAIMS_MAX)
 
     async def run(self) -> NoReturn:
         looked_at = -PASS_SECONDS
@@ -134,7 +134,7 @@ class AssignmentReconciler:
     # --- taking over ---
 
     async def _take_over(self, topic: TopicName) -> None:
-        async with self._room:
+        async with self._slots:
             # The marker is not read once more, because clients wait: if the view is behind, the claim finds it out.
             seen = self._view.markers.get(topic)
             if seen is None or not seen.value.is_free or seen.value.to != self._membership.broker:
@@ -151,7 +151,7 @@ class AssignmentReconciler:
                 log.info("marker of a deleted topic removed", extra={"topic": topic})
 
     async def _take_over_again(self, topic: TopicName) -> None:
-        async with self._room:
+        async with self._slots:
             item = await self._store.get(keys.owner(topic))
             owner = _read(item.value) if item else None
             if item is None or owner is None or owner.released or owner.broker_id != self._membership.broker:

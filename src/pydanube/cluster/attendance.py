@@ -20,7 +20,7 @@ RECORD_RETRY_SECONDS: Final = 2.0
 
 
 class AttendanceWatch:
-    """`tell` is called with what happened: its kind, and a sentence."""
+    """`on_change` is called with what happened: its kind, and a sentence."""
 
     def __init__(
         self,
@@ -29,13 +29,13 @@ class AttendanceWatch:
         leadership: Leadership,
         *,
         ttl_seconds: float,
-        tell: Callable[[str, str], None] = lambda kind, sentence: None,
+        on_change: Callable[[str, str], None] = lambda kind, sentence: None,
     ) -> None:
         self._clock = clock
         self._view = view
         self._leadership = leadership
         self._ttl_seconds = ttl_seconds
-        self._tell = tell
+        self._on_change = on_change
 
     async def run(self) -> NoReturn:
         pause = max(RECORD_SECONDS, self._ttl_seconds / 16)
@@ -80,5 +80,5 @@ class AttendanceWatch:
         if await self._view.transact([self._leadership.guard, self._view.compare(key)], [operation]) is None:
             return False
         if change.sentence:
-            self._tell(change.kind, change.sentence)
+            self._on_change(change.kind, change.sentence)
         return True

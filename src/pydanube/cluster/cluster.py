@@ -55,9 +55,9 @@ class ClusterNode:
         healthy: Callable[[], bool] = lambda: True,
         compacts: bool = True,
         metrics: ClusterMetrics | None = None,
-        tell: Callable[[str, str], None] = lambda kind, sentence: None,
+        on_change: Callable[[str, str], None] = lambda kind, sentence: None,
     ) -> None:
-        """The leader calls `tell` with what happens to brokers: its kind, and a sentence."""
+        """The leader calls `on_change` with what happens to brokers: its kind, and a sentence."""
         metrics = metrics or ClusterMetrics()
         config = config or LoadManagerConfig()
         rules = rules_of(config)
@@ -89,7 +89,9 @@ class ClusterNode:
             ttl_seconds=ttl_seconds,
             metrics=metrics,
         )
-        self.attendance = AttendanceWatch(clock, self.view, self.leadership, ttl_seconds=ttl_seconds, tell=tell)
+        self.attendance = AttendanceWatch(
+            clock, self.view, self.leadership, ttl_seconds=ttl_seconds, on_change=on_change
+        )
         self._upkeep = Upkeep(store, clock, self.leadership, metrics, compacts=compacts)
         self._clock = clock
         self._metrics = metrics

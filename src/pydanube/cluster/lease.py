@@ -73,7 +73,7 @@ class BrokerLease:
                 raise
             except (Unavailable, TimeoutError) as error:
                 failures += 1
-                self._tell(failures, error)
+                self._log_failure(failures, error)
                 wait = retry_delay(failures, self.ttl_seconds)
             else:
                 failures = 0
@@ -85,7 +85,7 @@ class BrokerLease:
         self.id = 0
         self._sent = -math.inf
 
-    def _tell(self, failures: int, error: Exception) -> None:
+    def _log_failure(self, failures: int, error: Exception) -> None:
         # By the clock, not by adding up what was slept: a machine that was suspended has failed all the time.
         failing = self._clock.elapsed() - self._sent
         log.error(

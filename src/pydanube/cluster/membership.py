@@ -151,7 +151,7 @@ class Membership:
                     await self._clock.sleep(self.lease.ttl_seconds / 16)
                     continue
                 if await self._enter(read, entry, self.session):
-                    self._tell(entry)
+                    self._log_entry(entry)
                     return entry
             except Unavailable as error:
                 failures += 1
@@ -236,7 +236,7 @@ class Membership:
                     await self._lose(on_lost, entry.reason)
                     closed = True
                 if await self._enter(read, entry, fresh if entry.declared_dead else self.session):
-                    self._tell(entry)
+                    self._log_entry(entry)
                     return
             except Unavailable as error:
                 failures += 1
@@ -315,7 +315,7 @@ class Membership:
         except DanubeError as error:
             log.error("closing lost topics failed", extra={"broker_id": self.broker, "error": str(error)})
 
-    def _tell(self, entry: RegistrationDecision) -> None:
+    def _log_entry(self, entry: RegistrationDecision) -> None:
         extra = {"broker_id": self.broker, "mode": entry.mode.value, "reason": entry.reason, "session": self.session}
         if entry.declared_dead and entry.reason == REGISTRATION_EXPIRED:
             sentence = (

@@ -63,7 +63,7 @@ class Returning:
                     await self._view.changed(version, wait)
                     continue
             except Unavailable as error:
-                self._tell(f"the metadata store is away: {error}")
+                self._log_reason(f"the metadata store is away: {error}")
             await self._clock.sleep(wait)
 
     def _due(self) -> float | None:
@@ -83,7 +83,7 @@ class Returning:
         if not membership.may_serve():
             return
         if why := await self._host.why_not_home():
-            self._tell(why)
+            self._log_reason(why)
             return
         await self._view.refresh()
         seen = self._view.states.get(membership.broker)
@@ -100,7 +100,7 @@ class Returning:
                 extra={"broker_id": membership.broker, "was": seen.value.reason, "times": value.rejoins},
             )
 
-    def _tell(self, why: str) -> None:
+    def _log_reason(self, why: str) -> None:
         if why != self._said:
             self._said = why
             log.info("broker stays drained for now", extra={"broker_id": self._membership.broker, "why": why})

@@ -100,7 +100,7 @@ def _check(given: Iterator[tuple[str, object]]) -> tuple[Values, list[str]]:
     for written, value in given:
         if value is None:  # as good as absent, if it is a name that exists
             if not _is_known(written):
-                raise ConfigError(written, value, _unknown(written))
+                raise ConfigError(written, "", _unknown(written))
             continue
         _refuse(written, value)
         key = ALIASES.get(written, written)

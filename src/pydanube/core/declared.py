@@ -47,7 +47,7 @@ def fields_of(kind: type[Declared]) -> tuple[str, ...]:
     return kind._fields
 
 
-def say_the_same(one: type[Declared], other: type[Declared]) -> bool:
+def have_same_fields(one: type[Declared], other: type[Declared]) -> bool:
     """Whether errors of both classes with the same fields have the same text."""
     return one.__str__ is other.__str__ and one._sentence == other._sentence
 

@@ -26,7 +26,7 @@
     /topics/<ns>/<topic>/on_crash                                "wait": only the broker that has its log may serve it
     /topics/<ns>/<topic>/dispatch_config                         {heartbeat} of its subscriptions that have none
     /topics/<ns>/<topic>/policy
-    /topics/<ns>/<topic>/schema_config                           (core/schemas/door.py)
+    /topics/<ns>/<topic>/schema_config                           (core/schemas/enforcing.py)
     /topics/<ns>/<topic>/schema                                  subject, as versions before schema_config stored it
     /topics/<ns>/<topic>/subscriptions/<sub>                     {subscription_name, subscription_type, ...}
     /topics/<ns>/<topic>/subscriptions/<sub>/cursor              last acknowledged offset, -1 for none
@@ -44,6 +44,10 @@
     /storage/topics/<ns>/<topic>/objects/<start, 20 digits>      descriptor
     /storage/topics/<ns>/<topic>/orphans/<start, 20 digits>      {end, broker, epoch}
     /storage/topics/<ns>/<topic>/voids/<start, 20 digits>        {end}
+
+    /pipelines/<name>/declaration                                (core/pipelines/declaration.py), without secrets
+    /pipelines/<name>/status                                     as its supervisor wrote it (core/pipelines/status.py)
+    /pipelines/<name>/claim                                      {supervisor, lease}, leased: who runs it
 
     /schemas/<subject>/metadata                                  (core/schemas/subjects.py), without texts of schemas
     /schemas/<subject>/versions/<n, 10 digits>                   one text, written once
@@ -95,6 +99,7 @@ REBALANCING_HISTORY: Final = Prefix("/cluster/rebalancing_history/")
 NAMESPACES: Final = Prefix("/namespaces/")
 TOPICS: Final = Prefix("/topics/")
 STORAGE: Final = Prefix("/storage/topics/")
+PIPELINES: Final = Prefix("/pipelines/")
 SCHEMAS: Final = Prefix("/schemas/")
 SCHEMA_IDS: Final = Prefix("/schemas/_index/by_id/")
 ROLES: Final = Prefix("/auth/roles/")
@@ -407,6 +412,31 @@ def start_of(key: str) -> int | None:
     if not tail or tail[2] not in ("objects", "orphans", "voids"):
         return None
     return int(tail[3]) if len(tail[3]) == OFFSET_DIGITS and tail[3].isdecimal() else None
+
+
+# --- pipelines ----------------------------------------------------------------------------------------
+
+
+def pipeline_declaration(name: str) -> Key:
+    return Key(f"{PIPELINES}{name}/declaration")
+
+
+def pipeline_status(name: str) -> Key:
+    return Key(f"{PIPELINES}{name}/status")
+
+
+def pipeline_claim(name: str) -> Key:
+    return Key(f"{PIPELINES}{name}/claim")
+
+
+def below_pipeline(name: str) -> Prefix:
+    return Prefix(f"{PIPELINES}{name}/")
+
+
+def pipeline_of(key: str) -> tuple[str, str] | None:
+    """The name, and which of the three it is."""
+    tail = _tail(key, PIPELINES, 2)
+    return (tail[0], tail[1]) if tail and tail[0] and tail[1] in ("declaration", "status", "claim") else None
 
 
 # --- schemas and access ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from pydanube.formats.batch import Batch, with_attribute
 from pydanube.formats.parquet import Encoded, encode_raw, read_raw, summary
 from pydanube.formats.parquet_read import check_bytes, verify_object
 from pydanube.formats.parquet_write import encode_object, merge_objects
-from pydanube.ports import Buffer, Elsewhere, ObjectInfo, ObjectStore
+from pydanube.ports import Buffer, ObjectInfo, ObjectStore, StoreOpener
 
 T = TypeVar("T")
 
@@ -128,9 +128,9 @@ async def store_object(
     return Built(made._replace(data=b""), info)
 
 
-async def store_elsewhere(key: str, recipe: Recipe, elsewhere: Elsewhere) -> Built | NotBuilt:
+async def build_in_worker(key: str, recipe: Recipe, opener: StoreOpener) -> Built | NotBuilt:
     """The same in another process; the object never leaves it, and only what is known of it comes back."""
-    async with elsewhere() as store:
+    async with opener() as store:
         return await store_object(key, recipe, store, _run_here, _run_here)
 
 

@@ -16,13 +16,13 @@ from typing import Final
 from pydanube.core.history.tiers import PARQUET, RAW, Descriptor, object_name
 from pydanube.errors import Conflict, InvalidObject, ProcessEnded, Unreachable
 from pydanube.formats.batch import Batch
-from pydanube.history.object_builder import Built, NotBuilt, Packed, Parts, Recipe, pack, store_elsewhere, store_object
+from pydanube.history.object_builder import Built, NotBuilt, Packed, Parts, Recipe, build_in_worker, pack, store_object
 from pydanube.history.tier import TopicTier
-from pydanube.ports import Elsewhere
+from pydanube.ports import StoreOpener
 
 log = logging.getLogger(__name__)
 
-APART_BYTES: Final = 1024 * 1024  # of log, or of objects: what is larger is made in a process that may wait
+WORKER_BYTES_MIN: Final = 1024 * 1024  # of log, or of objects: what is larger is made in a process that may wait
 HERE_SECONDS: Final = 300.0
 
 
@@ -44,7 +44,9 @@ class ObjectMaker:
         topic, epoch = self._tier.topic, self._tier.epoch
         raw = False
         while True:
-            is_large = not (urgent or raw) and sum(each.header.uncompressed_length for each in batches) >= APART_BYTES
+            is_large = (
+                not (urgent or raw) and sum(each.header.uncompressed_length for each in batches) >= WORKER_BYTES_MIN
+            )
             first, end = batches[0].header.base_offset, batches[-1].header.end_offset
             recipe = Recipe(topic, epoch, batches, raw)
             stored = await self.store(partial(self._name, first, end, raw), recipe, (first, end), is_large=is_large)
@@ -71,7 +73,7 @@ class ObjectMaker:
             return object_name(first, end - 1, tier.epoch, merged=self._merges)
 
         parts = Parts([(tier.key(each.object_id), each.footer_crc) for each in run])
-        is_large = sum(each.size for each in run) >= APART_BYTES
+        is_large = sum(each.size for each in run) >= WORKER_BYTES_MIN
         return await self.store(name, Recipe(tier.topic, tier.epoch, parts), (first, end), is_large=is_large)
 
     async def store(
@@ -81,17 +83,17 @@ class ObjectMaker:
         something else than it was given, or if it does not hold the `expected` offsets.
         """
         tier = self._tier
-        elsewhere = await self.elsewhere() if is_large else None
+        opener = await self.opener() if is_large else None
         chosen = name()
         tier.garbage.add(chosen)  # until it is described
         if is_large and not isinstance(recipe.source, Packed | Parts):
             recipe = recipe._replace(source=await self._pack(recipe.source))
-        found = await self.apart(chosen, recipe, elsewhere) if elsewhere is not None else None
+        found = await self.call_worker(chosen, recipe, opener) if opener is not None else None
         if found is None:
-            if elsewhere is not None:  # it may have been stored all the same, or will be
+            if opener is not None:  # it may have been stored all the same, or will be
                 chosen = name()
                 tier.garbage.add(chosen)
-            build = tier.work.run_apart if is_large else tier.work.run
+            build = tier.work.run_in_worker if is_large else tier.work.run
             found = await store_object(tier.key(chosen), recipe, tier.store, build, tier.work.run)
         if isinstance(found, NotBuilt):
             tier.garbage.discard(chosen)
@@ -100,15 +102,15 @@ class ObjectMaker:
             raise InvalidObject(tier.key(chosen), f"it holds {found.made.start_offset} up to {found.made.end}")
         return self._describe(chosen, found)
 
-    async def elsewhere(self) -> Elsewhere | None:
+    async def opener(self) -> StoreOpener | None:
         """How another process opens the store; None if objects are to be stored here."""
-        return None if self._tier.clock.elapsed() < self._here_until else await self._tier.store.elsewhere()
+        return None if self._tier.clock.elapsed() < self._here_until else await self._tier.store.opener()
 
-    async def apart(self, name: str, recipe: Recipe, elsewhere: Elsewhere) -> Built | NotBuilt | None:
+    async def call_worker(self, name: str, recipe: Recipe, opener: StoreOpener) -> Built | NotBuilt | None:
         """What another process stores, and says of it. None if it could not, and it is to be done here."""
         tier = self._tier
         try:
-            return await tier.work.await_apart(partial(store_elsewhere, tier.key(name), recipe, elsewhere))
+            return await tier.work.await_in_worker(partial(build_in_worker, tier.key(name), recipe, opener))
         except Exception as error:
             if isinstance(error, Unreachable | Conflict | InvalidObject) and not isinstance(error, ProcessEnded):
                 raise  # so says the store, which is the same from here

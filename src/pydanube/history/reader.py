@@ -62,9 +62,9 @@ class _Shared(Generic[T]):
             return
         self._kept[key] = (thing, size_bytes)
         self.size_bytes += size_bytes
-        self.make_room(0)
+        self.evict(0)
 
-    def make_room(self, size_bytes: int) -> None:
+    def evict(self, size_bytes: int) -> None:
         """For a new entry. What was used last stays: a reader is still at it."""
         while self.size_bytes + size_bytes > self._bytes_max and len(self._kept) > 1:
             _, (_, size) = self._kept.popitem(last=False)
@@ -252,7 +252,7 @@ class CloudReader:
                     group = footer.row_groups[number]
                     data = await self._fetch(key[0], group.position, group.length)
                     async with self._decoding:
-                        self._groups.make_room(footer.bytes_in_memory(number))
+                        self._groups.evict(footer.bytes_in_memory(number))
                         batches = await self._work.run(lambda: read_row_group(footer, number, data))
             except InvalidObject as error:
                 raise self._fails(tier, described, number, str(error)) from error

@@ -239,8 +239,8 @@ class Rescuer:
 
     async def _adopt_all(self, topic: ServedTopic) -> None:
         assert topic.storage is not None
-        carried = topic.storage.uploader.get(topic.name)
-        if carried is None:
+        upload_state = topic.storage.uploader.get(topic.name)
+        if upload_state is None:
             return
         # The newest first: what an older owner left may have been resent to a newer one, whose receipts count.
         is_newest = True
@@ -251,11 +251,11 @@ class Rescuer:
                 await self._metadata.transact([Compare(key, 0)], [Put(key, wanted_to_bytes(orphan.broker_id))])
             brought = Brought.from_bytes(item.value) if item else None
             if brought is not None and brought.broker == orphan.broker_id:
-                await self._adopt(topic, carried, orphan, brought, is_newest=is_newest)
+                await self._adopt(topic, upload_state, orphan, brought, is_newest=is_newest)
             is_newest = is_newest and not any(each.epoch == orphan.epoch for each in topic.orphans)
 
     async def _adopt(
-        self, topic: ServedTopic, carried: UploadState, orphan: Orphan, brought: Brought, *, is_newest: bool
+        self, topic: ServedTopic, upload_state: UploadState, orphan: Orphan, brought: Brought, *, is_newest: bool
     ) -> None:
         """Object by object, as they were brought: in order. A part of it that is not to be adopted yet is left."""
         place = (topic.name, orphan.epoch)
@@ -263,12 +263,12 @@ class Rescuer:
             return  # nothing has changed, and to look may be long
         self._waiting.discard(place)
         known, begin = self._adopted.get(place, (brought, 0))
-        resent = Resent(topic, carried.tier, orphan)
+        resent = Resent(topic, upload_state.tier, orphan)
         for number in range(begin if known == brought else 0, max(1, len(brought.objects))):
             is_last = number + 1 >= len(brought.objects)
-            reading = self._object(topic, carried.tier, brought.objects[number : number + 1])
-            async with reading as batches, carried.working:  # which others have between two objects
-                left = _left_of(topic, carried, orphan)
+            reading = self._object(topic, upload_state.tier, brought.objects[number : number + 1])
+            async with reading as batches, upload_state.working:  # which others have between two objects
+                left = _left_of(topic, upload_state, orphan)
                 if left is None:  # given up by an operator, or the topic is leaving
                     self._adopted.pop(place, None)
                     return
@@ -277,11 +277,11 @@ class Rescuer:
                     self._waiting.add(place)  # until it is known what of it the newer ones have
                     return
                 if inside or is_last:
-                    await self._adopt_part(topic, carried.tier, left, brought, inside, resent, is_last=is_last)
+                    await self._adopt_part(topic, upload_state.tier, left, brought, inside, resent, is_last=is_last)
             self._adopted[place] = (brought, number + 1)
         del self._adopted[place]
         for name in brought.objects:
-            await self._store.delete(carried.tier.key(name))
+            await self._store.delete(upload_state.tier.key(name))
         log.info("lost epoch is back", extra={"topic": topic.name, "epoch": orphan.epoch, "end": brought.end})
 
     @contextlib.asynccontextmanager
@@ -418,9 +418,9 @@ class Resent:
         self._read_to = max(head, self._read_to)
 
 
-def _left_of(topic: ServedTopic, carried: UploadState, orphan: Orphan) -> Orphan | None:
-    """What is still to be adopted of it; None if the topic is not carried any more."""
-    if topic.storage is None or topic.storage.uploader.get(topic.name) is not carried:
+def _left_of(topic: ServedTopic, upload_state: UploadState, orphan: Orphan) -> Orphan | None:
+    """What is still to be adopted of it; None if the topic is not uploaded here any more."""
+    if topic.storage is None or topic.storage.uploader.get(topic.name) is not upload_state:
         return None
     return next((each for each in topic.orphans if each.epoch == orphan.epoch), None)
 

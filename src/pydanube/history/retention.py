@@ -54,7 +54,7 @@ class RetentionDesk:
 
     def __init__(self, topics: ServedTopics, configured: Callable[[NamespaceName], TopicPolicy | None]) -> None:
         self._topics = topics
-        self._metadata = topics.rooms.metadata
+        self._metadata = topics.context.metadata
         self._configured = configured
 
     # --- asking -------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class RetentionDesk:
             return Due(0, None)
         retention = await self._topics.retention(topic.name)
         objects = (await topic.storage.tier.load_manifest())[:]
-        first = first_kept(objects, retention, self._topics.rooms.services.clock.time_us())
+        first = first_kept(objects, retention, self._topics.context.services.clock.time_us())
         return Due(sum(each.end <= (first or 0) for each in objects), first)
 
     async def _stored(self, key: str) -> Mapping[str, Any] | None:
@@ -133,18 +133,18 @@ class RetentionDesk:
         return rule
 
     async def _take_effect(self, topic: ServedTopic) -> None:
-        carried = topic.storage.uploader.get(topic.name) if topic.storage is not None else None
-        if carried is not None:
-            carried.retention = await self._topics.retention(topic.name)
+        upload_state = topic.storage.uploader.get(topic.name) if topic.storage is not None else None
+        if upload_state is not None:
+            upload_state.retention = await self._topics.retention(topic.name)
 
     async def apply(self, topic: ServedTopic) -> tuple[int, int]:
         """Forgets now. Where history begins, and how many objects went."""
         assert topic.storage is not None
-        carried = topic.storage.uploader.get(topic.name)
-        if carried is None:  # the topic is closing
+        upload_state = topic.storage.uploader.get(topic.name)
+        if upload_state is None:  # the topic is closing
             return topic.first_offset, 0
         before = len((await topic.storage.tier.load_manifest())[:])
-        await topic.storage.uploader.retain_now(carried)
+        await topic.storage.uploader.retain_now(upload_state)
         return topic.first_offset, before - len(topic.storage.tier.objects)
 
 

@@ -25,7 +25,7 @@ from pydanube.errors import Conflict, DanubeError, ObjectDamaged, TopicUnknown
 from pydanube.history.served import Cloud, ServedTopic, ServedTopics, keeps_history
 from pydanube.history.tier_state import all_descriptors, read_state
 from pydanube.history.upload_state import UploadState
-from pydanube.history.verify import Finding, OwnersView, Tell, TierReport, TierVerifier
+from pydanube.history.verify import Finding, OnProgress, OwnersView, TierReport, TierVerifier
 from pydanube.ports import Compare
 
 log = logging.getLogger(__name__)
@@ -65,12 +65,12 @@ class StorageDesk:
 
     def __init__(self, topics: ServedTopics, url: str) -> None:
         self._topics = topics
-        self._metadata = topics.rooms.metadata
+        self._metadata = topics.context.metadata
         self._url = url
 
     @property
     def has_store(self) -> bool:
-        return self._topics.rooms.cloud is not None
+        return self._topics.context.cloud is not None
 
     def address(self, key: str) -> str:
         """What other programs call an object: a path if the store is a directory, else a URL."""
@@ -86,7 +86,7 @@ class StorageDesk:
         topic = self._topics.get(name)
         if keeps_history(topic) and topic.storage is not None:
             return (await topic.storage.tier.load_manifest())[:]
-        cloud = self._topics.rooms.cloud
+        cloud = self._topics.context.cloud
         if cloud is None:
             return []
         return await all_descriptors(cloud.store, await read_state(self._metadata, name))
@@ -116,11 +116,11 @@ class StorageDesk:
             tiers = self.tiers(topic)._replace(cloud=list(described))
         else:
             head = max([state.end, *(each.end for each in objects)])
-            tiers = Tiers(state.history.first_offset, head, self._topics.rooms.cloud is not None, list(described), [])
+            tiers = Tiers(state.history.first_offset, head, self._topics.context.cloud is not None, list(described), [])
         only_in_log = [
             gap for first, end in tiers.log for gap in described.gaps(max(first, state.history.first_offset), end)
         ]
-        carried = self._carried(topic) if keeps_history(topic) else None
+        upload_state = self._upload_state(topic) if keeps_history(topic) else None
         keyed = {each.object_id for each in state.keyed}
         return StorageListing(
             name,
@@ -132,21 +132,21 @@ class StorageDesk:
             state.voids,
             state.owner.epoch if state.owner else 0,
             state.manifest_key or "",
-            carried.failing if carried else "",
+            upload_state.failing if upload_state else "",
         )
 
     # --- verify -------------------------------------------------------------------------------------------
 
-    async def verify(self, name: TopicName, *, repair: bool, tell: Tell) -> Verified:
+    async def verify(self, name: TopicName, *, repair: bool, on_progress: OnProgress) -> Verified:
         """Raises TopicUnknown, and Unreachable if the store does not answer: then nothing is proven.
 
         A topic that was deleted is known by what it left in the bucket. One that cannot be opened is checked without
         its log.
         """
-        cloud = self._topics.rooms.cloud
+        cloud = self._topics.context.cloud
         assert cloud is not None, "ask has_store first"
-        rooms, grace_seconds = self._topics.rooms, cloud.config.garbage_seconds
-        verifier = TierVerifier(name, self._metadata, cloud.store, rooms.work, grace_seconds=grace_seconds)
+        context, grace_seconds = self._topics.context, cloud.config.garbage_seconds
+        verifier = TierVerifier(name, self._metadata, cloud.store, context.work, grace_seconds=grace_seconds)
         topic: ServedTopic | None = None
         not_served = ""
         try:
@@ -158,22 +158,22 @@ class StorageDesk:
             not_served = "the topic was deleted"
         except DanubeError as error:
             not_served = str(error)
-        carried = self._carried(topic) if topic is not None else None
-        if topic is None or carried is None:
+        upload_state = self._upload_state(topic) if topic is not None else None
+        if topic is None or upload_state is None:
             await verifier.look(None)
-            report = await verifier.read(tell)
+            report = await verifier.read(on_progress)
             if repair and verifier.state.owner is not None and verifier.state.owner.deleted:
                 await self._remove_deleted(cloud, verifier)
             elif repair:
                 report.findings.append(Finding(False, "repair", f"nothing was removed: {not_served}"))
             return Verified(report, not_served)
-        tier = carried.tier
-        async with carried.working:
-            view = OwnersView(topic.head, topic.log.held(), dict(carried.uploads.unreadable), tier.garbage.ages)
+        tier = upload_state.tier
+        async with upload_state.working:
+            view = OwnersView(topic.head, topic.log.held(), dict(upload_state.uploads.unreadable), tier.garbage.ages)
             await verifier.look(view)
-        report = await verifier.read(tell)
+        report = await verifier.read(on_progress)
         if repair:
-            async with carried.working:
+            async with upload_state.working:
                 await self._remove(cloud, topic, verifier)
         return Verified(report, "")
 
@@ -215,7 +215,7 @@ class StorageDesk:
         owner = (await read_state(self._metadata, name)).owner
         return owner is not None and owner.deleted
 
-    def _carried(self, topic: ServedTopic) -> UploadState | None:
+    def _upload_state(self, topic: ServedTopic) -> UploadState | None:
         return topic.storage.uploader.get(topic.name) if topic.storage is not None else None
 
 

@@ -26,7 +26,7 @@ SLOW_SECONDS: Final = 30.0
 class _Turn:
     """A step that is being made."""
 
-    carried: UploadState
+    upload_state: UploadState
     lane: asyncio.Semaphore | None
     limit: asyncio.Timeout
     since: float
@@ -42,21 +42,21 @@ class Turns:
         self._turns: dict[_Turn, None] = {}  # the oldest first
 
     @contextlib.asynccontextmanager
-    async def of(self, carried: UploadState) -> AsyncIterator[None]:
+    async def of(self, upload_state: UploadState) -> AsyncIterator[None]:
         """One step of the topic: waits until it is its turn and the topic is free.
 
         In this order: a step that waits for its turn must not block others from the topic, least of all a move. Raises
         DeadlineExceeded if the step is given up.
         """
-        lane = self._slow if carried.is_slow else self._quick
+        lane = self._slow if upload_state.is_slow else self._quick
         await lane.acquire()
-        turn = _Turn(carried, lane, asyncio.timeout(None), self._clock.elapsed())
+        turn = _Turn(upload_state, lane, asyncio.timeout(None), self._clock.elapsed())
         try:
             async with turn.limit:
                 self._turns[turn] = None
-                async with carried.working:
+                async with upload_state.working:
                     yield
-            carried.is_slow = self._clock.elapsed() - turn.since >= SLOW_SECONDS
+            upload_state.is_slow = self._clock.elapsed() - turn.since >= SLOW_SECONDS
         except TimeoutError:
             if not turn.limit.expired():
                 raise
@@ -69,7 +69,7 @@ class Turns:
     async def let_others_by(self, now: float) -> None:
         """Steps that take long make place for others."""
         for turn in [each for each in self._turns if each.lane is self._quick and now - each.since >= SLOW_SECONDS]:
-            turn.carried.is_slow = True
+            turn.upload_state.is_slow = True
             if self._slow.locked():
                 turn.limit.reschedule(asyncio.get_running_loop().time())
                 turn.lane = None  # told once; and to end may take as long as the store hangs

@@ -45,7 +45,7 @@ class UploadState:
         self.maintenance = Maintenance(self.tier, self.uploads.maker)
 
     def begin(self, now: float) -> None:
-        """The topic is carried from now on."""
+        """The topic is uploaded from now on."""
         self.retained_at = self.swept_at = now
         self._seen = None
 

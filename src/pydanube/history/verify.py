@@ -104,10 +104,10 @@ class OwnersView(NamedTuple):
     seen: Callable[[Collection[str]], dict[str, float]]  # since how many seconds it knows each to be undescribed
 
 
-Tell = Callable[[VerifyProgress], Awaitable[None]]
+OnProgress = Callable[[VerifyProgress], Awaitable[None]]
 
 
-async def _say_nothing(progress: VerifyProgress) -> None:
+async def _no_progress(progress: VerifyProgress) -> None:
     pass
 
 
@@ -127,7 +127,7 @@ class TierVerifier:
         self._prefix = topic_prefix(topic)
         self._described: list[Descriptor] = []
         self._listed: dict[str, ObjectInfo] = {}
-        self._tell: Tell = _say_nothing
+        self.on_progress_: OnProgress = _no_progress
         self._progress = VerifyProgress(0, 0, 0, 0)
 
     # --- what is said and what is there -------------------------------------------------------------------
@@ -144,7 +144,7 @@ class TierVerifier:
         report.first_offset = state.history.first_offset
         for key, why in state.unreadable.items():
             self._problem("descriptor", f"the value of {key} in the metadata store cannot be understood: {why}")
-        unknown = await self._know_all()
+        unknown = await self._load_manifest()
         report.head = owner.head if owner else max(state.end, max((each.end for each in self._described), default=0))
         report.objects = len(self._described)
         report.size_bytes = sum(each.size for each in self._described)
@@ -152,7 +152,7 @@ class TierVerifier:
         self._check_places(owner, unknown)
         self._judge_undescribed(owner, all_known=unknown is None and not state.unreadable)
 
-    async def _know_all(self) -> CoverageRange | None:
+    async def _load_manifest(self) -> CoverageRange | None:
         """All descriptors. Returns the offsets of which nothing is known because the manifest cannot be read."""
         state = self.state
         manifest: list[Descriptor] = []
@@ -243,9 +243,9 @@ class TierVerifier:
 
     # --- every byte ---------------------------------------------------------------------------------------
 
-    async def read(self, tell: Tell = _say_nothing) -> TierReport:
+    async def read(self, on_progress: OnProgress = _no_progress) -> TierReport:
         """Reads every described object. Raises Unreachable if the store stops answering: then nothing is proven."""
-        self._tell = tell
+        self.on_progress_ = on_progress
         whole = VerifyProgress(0, self.report.objects, 0, self.report.size_bytes)
         for each in self._described:
             await self._reached(whole)
@@ -259,7 +259,7 @@ class TierVerifier:
 
     async def _reached(self, progress: VerifyProgress) -> None:
         self._progress = progress
-        await self._tell(progress)
+        await self.on_progress_(progress)
 
     async def _check_object(self, described: Descriptor) -> None:
         key = self._prefix + described.object_id

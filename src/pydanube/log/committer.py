@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from pydanube.core.commit.values import PREPARED, ROOM, CommitReceipt
+from pydanube.core.commit.values import PREPARED, SPACE, CommitReceipt
 from pydanube.errors import DiskFailed, DiskFull, LogClosed, LogFull, LogStopped
 from pydanube.formats.batch import Batch
 from pydanube.log import journal_writer
@@ -133,7 +133,7 @@ class Committer:
                 if of.closed or self.stopped is not None or (active is not None and active.end == active.start):
                     return
                 begun = self._segments.tasks.get(of)
-                making = begun or self._segments.begin(of, ROOM)
+                making = begun or self._segments.begin(of, SPACE)
             failure = await asyncio.shield(making)
             if begun is None:
                 if failure is not None and not isinstance(failure, DiskFull):

@@ -371,7 +371,7 @@ class JournalWriter:
             self._has_spare |= keep
             self._emptied = None
         except ResourcesShort as error:
-            self._space.say_short(error)  # the journal stays, or its name does: a restart redoes it, with no effect
+            self._space.log_short(error)  # the journal stays, or its name does: a restart redoes it, with no effect
         except Exception as error:
             self._context.stop(error)
 

@@ -74,7 +74,7 @@ class WalSpace:
 
     async def disk_is_full(self, error: DiskFull) -> None:
         if isinstance(error, ResourcesShort):
-            self.say_short(error)  # the disk has room, and other files may well be open
+            self.log_short(error)  # the disk has room, and other files may well be open
             return
         if self.full is None:
             log.error("disk full", extra={"path": error.path})
@@ -97,7 +97,7 @@ class WalSpace:
 
     # --- descriptors ---
 
-    def say_short(self, error: ResourcesShort) -> None:
+    def log_short(self, error: ResourcesShort) -> None:
         if self._clock.elapsed() - self._said_short >= _SHORT_LINE_SECONDS:
             self._said_short = self._clock.elapsed()
             log.error("resources short", extra={"path": error.path, "why": error.why})
@@ -109,7 +109,7 @@ class WalSpace:
             try:
                 return await call()
             except ResourcesShort as error:
-                self.say_short(error)
+                self.log_short(error)
                 if self._clock.elapsed() - since >= _SHORT_SECONDS_MAX:
                     raise
                 await self._clock.sleep(_SHORT_SECONDS)

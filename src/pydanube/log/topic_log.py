@@ -157,7 +157,7 @@ class TopicLog(LogReading, SegmentedLog):
         """While it is held, everything that was accepted lies below the head, or was never accepted."""
         return self._committer.between_groups()
 
-    async def quiet(self) -> None:
+    async def drain(self) -> None:
         """Returns when nothing that was submitted is undecided. Raises LogStopped if nothing will be any more."""
         while True:
             while self.pending:

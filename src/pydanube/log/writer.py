@@ -103,7 +103,7 @@ class GroupWriter:
         effect = self._context.machine.not_written(each.part, failure, was_synced=segment.synced >= segment.end)
         match effect:
             case RefusePart():
-                await self._no_room(each, effect)
+                await self._on_no_space(each, effect)
             case WriteAgain():
                 await self._write_again(each)
             case Stop(error):
@@ -130,7 +130,7 @@ class GroupWriter:
             raise DiskFailed(segment.path, "sync", str(effect.error)) from again
         self._commit(each, synced=True)
 
-    async def _no_room(self, each: EncodedPart, effect: RefusePart[Answer]) -> None:
+    async def _on_no_space(self, each: EncodedPart, effect: RefusePart[Answer]) -> None:
         """Part of the group stands behind the segment's end; it is no group and the next one overwrites it."""
         segment = each.segment
         self._context.answer(effect.answers)

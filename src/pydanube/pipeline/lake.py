@@ -396,7 +396,10 @@ def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobRe
                     seen = progress.batchId
                     rows += progress.numInputRows
                     batches += 1
-            watch.says(f"{rows:,} messages in {batches} batches", rows, None, batches=batches)
+            aside = (
+                {"quarantined": sum(each.quarantine for each in list(writer.tallies.values()))} if lake.schema else {}
+            )
+            watch.says(f"{rows:,} messages in {batches} batches", rows, None, batches=batches, messages=rows, **aside)
             if ended:
                 break
     except KeyboardInterrupt:
@@ -409,6 +412,8 @@ def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobRe
     is_known = bool(tallies) or not batches  # a Spark Connect server checks them all the same
     if tallies:
         report.values["messages"] = sum(each.messages for each in tallies)
+        if lake.schema is not None:
+            report.values["quarantined"] = sum(each.quarantine for each in tallies)
     for name in ("raw_copies", *(["typed_copies"] if lake.key else [])):
         report.values[name] = sum(getattr(each, name) for each in tallies) if is_known else "not known here"
     return report

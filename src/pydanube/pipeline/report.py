@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
@@ -62,6 +62,7 @@ class QueryWatch:
         self._bar: Progress | None = None
         self._task: Any = None
         self._said_at = 0.0
+        self.facts: Callable[[], Mapping[str, int]] = dict  # numbers about how far it is, for who reads the lines
         self._began = monotonic()
 
     def __enter__(self) -> Self:
@@ -85,7 +86,7 @@ class QueryWatch:
         now = monotonic()
         if now - self._said_at >= 1.0 or (total is not None and done >= total):
             self._said_at = now
-            line = {"job": self._job, "progress": what, "done": done, "total": total, **more}
+            line = {"job": self._job, "progress": what, "done": done, "total": total, **self.facts(), **more}
             print(json.dumps(line), file=self._stream, flush=True)
 
     @property

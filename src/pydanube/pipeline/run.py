@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Self, TextIO
+from typing import Any, Final, NamedTuple, Self, TextIO
 
 from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DanubeError, Refused
 from pydanube.pipeline.report import JobReport, QueryWatch
-from pydanube.pipeline.settings import read_settings
+from pydanube.pipeline.settings import dotted, read_settings
 
 JOBS: Final = {
     "lake": "topics become tables: raw, typed, quarantine; Parquet or Iceberg",
@@ -56,22 +56,46 @@ def run_job(
     """Raises ConfigError, SparkMissing, JavaMissing and JobFailed. A session that is there is used, and stays."""
     if job not in JOBS:
         raise ConfigError("JOB", job, f"one of {', '.join(JOBS)}")
-    values = read_settings(conf, changes)
-    given = values.pop("spark", None) or {}
+    return run_values(job, read_settings(conf, changes), master=master, remote=remote, as_json=as_json)
+
+
+def check_values(job: str, values: Mapping[str, Any]) -> JobCall:
+    """The job with its settings, those of a file as they are nested there. Raises ConfigError and SparkMissing."""
+    found = dotted(values)
+    given = found.pop("spark", None) or {}
     if not isinstance(given, dict):
         raise ConfigError("spark", given, "names and values of Spark's own settings")
     spark_conf = {str(name): str(value) for name, value in given.items()}
     try:
+        module: Any = import_module(f"pydanube.pipeline.{job}")
+    except ImportError:
+        raise SparkMissing from None
+    module.check(dict(found))
+    return JobCall(module, found, spark_conf)
+
+
+def run_values(
+    job: str,
+    values: Mapping[str, Any],
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+    as_json: bool = False,
+    progress: TextIO | None = None,
+) -> JobReport:
+    """`progress` is where lines about it go, one JSON object each; else stderr. Raises as `run_job`."""
+    # A mistake is said at once: Spark takes seconds, or a cluster's minutes, to start.
+    module, values, spark_conf = check_values(job, values)
+    try:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
+        from pydanube.pipeline.progress import facts
         from pydanube.spark.session import session
     except ImportError:
         raise SparkMissing from None
-    module: Any = import_module(f"pydanube.pipeline.{job}")
-    module.check(dict(values))  # a mistake is said at once: Spark takes seconds, or a cluster's minutes, to start
     is_ours = SparkSession.getActiveSession() is None
-    with SparkLog() as spark_log, QueryWatch(job, as_json=as_json, stream=spark_log.stderr) as watch:
+    with SparkLog() as spark_log, QueryWatch(job, as_json=as_json, stream=progress or spark_log.stderr) as watch:
         watch.says("starting Spark")
         try:
             with spark_log.catching() if is_ours and remote is None else nullcontext():
@@ -82,6 +106,7 @@ def run_job(
                     conf=spark_conf,
                     defaults={"spark.log.level": "ERROR"},
                 )
+            watch.facts = lambda: facts(spark)
             try:
                 report: JobReport = _run(job, lambda: module.run(spark, dict(values), watch))
             finally:
@@ -91,6 +116,14 @@ def run_job(
             raise JobFailed(job, reason(str(error)) + spark_log.kept()) from error
         report.seconds = watch.seconds
         return report
+
+
+class JobCall(NamedTuple):
+    """A job's module, its settings, checked, and Spark's own."""
+
+    module: Any
+    values: dict[str, Any]
+    spark_conf: dict[str, str]
 
 
 class SparkLog:

@@ -143,7 +143,7 @@ def read_settings(file: Path | None, changes: Collection[str] = ()) -> dict[str,
             raise ConfigError("--conf", str(file), f"YAML or JSON: {error}") from error
         if not isinstance(found, dict):
             raise ConfigError("--conf", str(file), "names and values")
-        values.update(_dotted(found))
+        values.update(dotted(found))
     for change in changes:
         name, separator, value = change.partition("=")
         if not separator or not name:
@@ -155,7 +155,8 @@ def read_settings(file: Path | None, changes: Collection[str] = ()) -> dict[str,
 _NESTED = ("service", "storage", "tls")  # everything else that holds names is a value itself
 
 
-def _dotted(found: Mapping[str, Any]) -> dict[str, Any]:
+def dotted(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under their whole names: `service.url`, also of `{service: {url: …}}`."""
     values: dict[str, Any] = {}
     for name, value in found.items():
         if name in _NESTED and isinstance(value, dict):

@@ -12,7 +12,7 @@ while acks are pending. Every series of a subscription exists, at 0, from its cr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric
 
 from pydanube.core.dispatch.lag import Standing
+from pydanube.core.pipelines.conditions import PipelineRow
 from pydanube.telemetry.counts import (
     CloudMetrics,
     ClusterMetrics,
@@ -83,9 +84,10 @@ class Sources:
     dispatch: Callable[[], DispatchNow] | None = None
     unopened: Callable[[], int] | None = None  # topics that could not be opened
     crashes: Callable[[], int] | None = None  # starts without an orderly stop before, of a broker that is alone
-    room: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
+    disk_space: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
     # Topics with something to upload, how many offsets, and since how many seconds; None: there is no cloud tier.
     waiting: Callable[[], tuple[int, int, float]] | None = None
+    pipelines: Callable[[], Sequence[PipelineRow]] | None = None
 
 
 class Telemetry:
@@ -108,8 +110,9 @@ class Telemetry:
         self.dispatch: Callable[[], DispatchNow] | None = None
         self.unopened: Callable[[], int] | None = None  # topics that could not be opened
         self.crashes: Callable[[], int] | None = None
-        self.room: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
+        self.disk_space: Callable[[], DiskSpace] | None = None  # of the disk; None: there is none
         self.waiting: Callable[[], tuple[int, int, float]] | None = None  # for the object store
+        self.pipelines: Callable[[], Sequence[PipelineRow]] | None = None
         self._topics: dict[str, TopicMetrics] = {}
         self._subscriptions: dict[tuple[str, str], SubscriptionMetrics] = {}
         self._producers: dict[str, Callable[[], int]] = {}
@@ -119,7 +122,7 @@ class Telemetry:
         self.registry.register(self)
         self._process = ProcessCollector(registry=None)
 
-    def tell_of(self, sources: Sources) -> None:
+    def set_sources(self, sources: Sources) -> None:
         """The broker is made: from now on it is asked at each scrape."""
         self.broker = sources.broker
         self.about = dict(sources.about)
@@ -127,8 +130,9 @@ class Telemetry:
         self.dispatch = sources.dispatch
         self.unopened = sources.unopened
         self.crashes = sources.crashes
-        self.room = sources.room
+        self.disk_space = sources.disk_space
         self.waiting = sources.waiting
+        self.pipelines = sources.pipelines
 
     def topic(self, topic: str, producers: Callable[[], int] | None = None) -> TopicMetrics:
         """The same object for the same name, until it is forgotten. `producers` is asked at each scrape: how many are
@@ -202,8 +206,9 @@ class Telemetry:
                 self.unopened() if self.unopened is not None else 0,
                 self.dispatch() if self.dispatch is not None else None,
                 self.crashes() if self.crashes is not None else None,
+                list(self.pipelines()) if self.pipelines is not None else (),
             ),
-            room=self.room,
+            disk_space=self.disk_space,
             process=self._process,
         )
 

@@ -18,6 +18,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 
 from pydanube.core.dispatch.lag import Standing
+from pydanube.core.pipelines.conditions import PipelineRow
 from pydanube.telemetry.counts import (
     PHASES,
     Buckets,
@@ -40,17 +41,26 @@ from pydanube.telemetry.families import (
     gauge_family,
     histogram_family,
 )
+from pydanube.telemetry.pipelines import pipeline_families
 
 # Attribute, metric without `_total`, help.
 COUNTS: Final = (
-    ("lag_detected", "danube_subscription_lag_detected", "Heartbeats that found a message waiting with room for it"),
+    (
+        "lag_detected",
+        "danube_subscription_lag_detected",
+        "Heartbeats that found a message waiting with room for it",
+    ),
     ("heartbeat_polls", "danube_dispatcher_heartbeat_polls", "Polls by heartbeat: a notification was missed"),
     ("notifier_polls", "danube_dispatcher_notifier_polls", "Polls by notification, the normal way"),
     ("delivered", "danube_consumer_messages_out", "Messages sent to consumers, repeated ones too"),
     ("delivered_bytes", "danube_consumer_bytes_out", "Payload bytes sent to consumers"),
     ("nacks", "danube_subscription_nack", "Messages that a consumer refused"),
     ("redeliveries", "danube_subscription_redelivery", "Messages sent again"),
-    ("dropped", "danube_subscription_dropped", "Messages of a non-reliable topic for which a consumer had no room"),
+    (
+        "dropped",
+        "danube_subscription_dropped",
+        "Messages of a non-reliable topic for which a consumer had no room",
+    ),
     (
         "skipped",
         "danube_subscription_skipped_by_retention",
@@ -233,6 +243,7 @@ class BrokerNow(NamedTuple):
     unopened: int
     dispatch: DispatchNow | None = None
     crashes: int | None = None  # of a broker that is alone
+    pipelines: Sequence[PipelineRow] = ()
 
 
 class DiskSpace(NamedTuple):
@@ -253,7 +264,7 @@ class MetricsSnapshot(NamedTuple):
     moves: MovesNow
     cluster: ClusterNow | None  # None: a broker that is alone
     broker: BrokerNow
-    room: Callable[[], DiskSpace] | None  # asks the system, as `process` does
+    disk_space: Callable[[], DiskSpace] | None  # asks the system, as `process` does
     process: ProcessCollector  # reads the system's numbers when asked
 
     def collect(self) -> Iterator[Metric]:
@@ -287,6 +298,7 @@ class MetricsSnapshot(NamedTuple):
         yield from self._of_subscriptions()
         yield from self._of_topics()
         yield from self._of_the_broker()
+        yield from pipeline_families(self.broker.pipelines)
 
     def _of_subscriptions(self) -> Iterator[Family]:
         labels = ("topic", "subscription")
@@ -455,10 +467,10 @@ class MetricsSnapshot(NamedTuple):
             yield gauge_family("danube_wal_limit_bytes", text, (), [((), wal.bytes_max)])
 
     def _of_the_disk(self) -> Iterator[Family]:
-        if self.room is None:
+        if self.disk_space is None:
             return
         try:
-            used, free = self.room()
+            used, free = self.disk_space()
         except OSError:
             return  # no number is better than a wrong one, and an alert notices that it is absent
         text = "Room left on the disk of the data directory, for ordinary processes"

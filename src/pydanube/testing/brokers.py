@@ -56,7 +56,7 @@ class TestBroker:
         self._stream = stream or StreamConfig()
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._broker: Broker | None = None
-        self._doors: BrokerServers | None = None
+        self._servers: BrokerServers | None = None
         self._thread: LoopThread | None = None
 
     async def start(self) -> Self:
@@ -79,22 +79,22 @@ class TestBroker:
                 self.data_dir = Path(self._directory.name)
             self._broker = await Broker.start(replace(config, data_dir=self.data_dir))
         try:
-            self._doors = await BrokerServers.open(self._broker)
+            self._servers = await BrokerServers.open(self._broker)
         except BaseException:
             await self._broker.stop()
             raise
-        self.url = f"{self._stream.scheme}://{self._doors.stream_addr}"
-        self.grpc_url = f"http://{self._doors.client_addr}"
-        self.admin_url = f"http://{self._doors.admin_addr}"
+        self.url = f"{self._stream.scheme}://{self._servers.stream_addr}"
+        self.grpc_url = f"http://{self._servers.client_addr}"
+        self.admin_url = f"http://{self._servers.admin_addr}"
         return self
 
     async def stop(self) -> None:
         """As leaving the `async with` block. The data directory stays, if it was given."""
-        if self._doors is not None:
-            await self._doors.close(grace_seconds=0.5)
+        if self._servers is not None:
+            await self._servers.close(grace_seconds=0.5)
         if self._broker is not None:
             await self._broker.stop()
-        self._doors = self._broker = None
+        self._servers = self._broker = None
         if self._directory is not None:
             self._directory.cleanup()
             self._directory = self.data_dir = None

@@ -37,7 +37,6 @@ from pydanube.client.client import Client
 from pydanube.config import BrokerConfig, ClusterConfig, Config, DispatchConfig, LoadManagerConfig, StorageConfig
 from pydanube.core import keys
 from pydanube.core.dispatch.lag import Heartbeat
-from pydanube.core.history.ownership import Owner
 from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.policies import Delivery
@@ -52,6 +51,7 @@ from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.stores.schemas.memory import MemorySchemaParsers
 from pydanube.testing.cluster_aims import Aims, Shot
 from pydanube.testing.cluster_disk import WatchedDisk
+from pydanube.testing.cluster_of import ClusterOf
 from pydanube.testing.disk_faults import Faults
 from pydanube.testing.faulty_disk import FaultyDisk
 from pydanube.testing.faulty_metadata import FaultyMetadata
@@ -89,7 +89,7 @@ class Node:
         self.number = number
         self.host = f"node{number}"  # its name in the network
         self.disk: MemoryDisk | FaultyDisk
-        self.disk = FaultyDisk(Random(cluster.dice.getrandbits(62))) if cluster.faulty_disks else MemoryDisk()
+        self.disk = FaultyDisk(Random(cluster.rng.getrandbits(62))) if cluster.faulty_disks else MemoryDisk()
         if isinstance(self.disk, FaultyDisk):
             self.disk.faults.latency_seconds_max = cluster.disk_seconds
         self.boots = 0
@@ -105,7 +105,7 @@ class Node:
         self.paused_at = -1.0  # when it was paused last
         self.failed_at = -1.0  # when a call of its disk failed last, in this process
         self.ended_at = -1.0  # when its process, which may still be there, gave itself up
-        self.work: ApartWork
+        self.work: SimWorkerWork
         self.forgotten = (0, 0.0)  # a lease that the store forgot before its time, and until when it may believe in it
 
     @property
@@ -134,12 +134,12 @@ class Node:
         self.boots += 1
         cluster = self.cluster
         self._access = self._open_disk()
-        self.metadata = FaultyMetadata(cluster.metadata, self.clock, cluster.dice)
-        self.objects = FaultyObjects(cluster.objects, self.clock, cluster.dice)
-        self.objects.apart = cluster.apart
+        self.metadata = FaultyMetadata(cluster.metadata, self.clock, cluster.rng)
+        self.objects = FaultyObjects(cluster.objects, self.clock, cluster.rng)
+        self.objects.worker_processes = cluster.worker_processes
         self.metadata.usual_seconds = cluster.store_seconds
         self.metadata.aim = self.objects.aim = self._aim
-        self.work = ApartWork(cluster.dice)
+        self.work = SimWorkerWork(cluster.rng)
         self.failed_at = self.ended_at = -1.0
         self.process = Process(f"broker {self.number}.{self.boots}")
         config = replace(
@@ -163,7 +163,7 @@ class Node:
         cluster = self.cluster
         broker = await Broker.start_on(
             config,
-            disk=cluster.wrap_disk(WatchedDisk(self._access, cluster.dice, self._aim, self._disk_failed)),
+            disk=cluster.wrap_disk(WatchedDisk(self._access, cluster.rng, self._aim, self._disk_failed)),
             metadata=self.metadata,
             clock=self.clock,
             work=self.work,
@@ -278,19 +278,19 @@ class Node:
         return broker.cluster is None or broker.cluster.may_serve()
 
 
-class ApartWork(SimWork):
+class SimWorkerWork(SimWork):
     """The worker process that makes and stores objects ends half-way, in the part `dies` of all cases."""
 
-    def __init__(self, dice: Random) -> None:
-        super().__init__(dice)
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
         self.dies = 0.0
 
-    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        if self.dies and self._dice.random() < self.dies:
-            if self._dice.random() < 0.5:
+    async def await_in_worker(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if self.dies and self._rng.random() < self.dies:
+            if self._rng.random() < 0.5:
                 await function()  # it was done, without an answer
             raise ProcessEnded("it was killed")
-        return await super().await_apart(function)
+        return await super().await_in_worker(function)
 
 
 class _Neighbours:
@@ -343,8 +343,10 @@ class _Neighbours:
             raise Unreachable(f"broker {owner}", "its answer was lost")
 
 
-class Cluster:
+class Cluster(ClusterOf[Node]):
     """To be made inside a running SimLoop."""
+
+    clock: SimClock
 
     def __init__(
         self,
@@ -359,24 +361,22 @@ class Cluster:
         wal: WalConfig | None = None,
         faulty_disks: bool = False,
         step_seconds: float = 0.01,
-        apart: bool = False,
+        worker_processes: bool = False,
         disk_seconds: float = 0.0,
         store_seconds: float = 0.0,
     ) -> None:
         self.disk_seconds, self.store_seconds = disk_seconds, store_seconds  # what a call takes at most
-        self.apart = apart  # objects may be made and stored by another process
+        self.worker_processes = worker_processes  # objects may be made and stored by another process
         self.aims: Aims | None = None
-        self.dice = Random(seed)
-        self.clock = SimClock()
-        self.metadata = MemoryMetadataStore(self.clock)
+        clock = SimClock()
+        super().__init__(clock, MemoryMetadataStore(clock), step_seconds=step_seconds)
+        self.rng = Random(seed)
         self.objects = MemoryObjectStore()
         self.wal = wal
         self.faulty_disks = faulty_disks
-        self._step_seconds = step_seconds  # how often `until` looks
         self.wrap_disk: Callable[[Disk], Disk] = lambda disk: disk  # stands between the log and its disk
         self.make_server: Callable[[Broker], NativeServer] = NativeServer  # of the native protocol
         self.wires = Wires(Random(seed ^ 0x3153))
-        self.nodes: list[Node] = []
         self.config = Config(
             mode="cluster",
             cluster=ClusterConfig(cluster_name="simulated", ttl_seconds=ttl_seconds, etcd=("memory:0",)),
@@ -391,21 +391,6 @@ class Cluster:
         await asyncio.gather(*(node.boot() for node in self.nodes))
         await self.until(lambda: any(node.broker.cluster.leader for node in self.nodes))  # type: ignore[union-attr]
         return self
-
-    def node(self, number: int) -> Node:
-        return self.nodes[number - 1]
-
-    @property
-    def living(self) -> list[Node]:
-        return [node for node in self.nodes if node.alive]
-
-    async def until(self, true: Callable[[], bool], seconds: float = 60.0) -> float:
-        """Waits until it is true; returns how long that took. Fails after `seconds`."""
-        began = self.clock.elapsed()
-        while not true():
-            assert self.clock.elapsed() - began < seconds, "it did not become true in time"
-            await asyncio.sleep(self._step_seconds)
-        return self.clock.elapsed() - began
 
     # --- topics ---------------------------------------------------------------------------------------------
 
@@ -422,21 +407,9 @@ class Cluster:
             await self.until(lambda: self.host(topic) is self.node(on))
         return topic
 
-    def host(self, topic: TopicName) -> Node | None:
-        """Who serves it; there must not be two that may."""
-        serving = [node for node in self.living if node.serves(topic)]
-        assert len(serving) <= 1, f"{topic} is served by {[node.number for node in serving]}"
-        return serving[0] if serving else None
-
-    def any_host(self, topic: TopicName) -> Node | None:
-        """One that serves it, if there are two, too."""
-        return next((node for node in self.living if node.serves(topic)), None)
-
     async def served(self, topic: TopicName, seconds: float = 60.0) -> Topic:
         await self.until(lambda: self.host(topic) is not None, seconds)
-        node = self.host(topic)
-        assert node is not None
-        found = node.topic(topic)
+        found = self.sole_host(topic).topic(topic)
         assert found is not None and found.reliable
         return found
 
@@ -446,15 +419,6 @@ class Cluster:
         assert node.broker is not None and node.broker.cluster is not None
         target = self.node(to).broker_id if to is not None else None
         await node.call(node.broker.cluster.requests.unload(topic, target))
-
-    async def owner(self, topic: TopicName) -> Owner:
-        item = await self.metadata.get(keys.owner(topic))
-        assert item is not None
-        return Owner.from_bytes(item.value)
-
-    async def value(self, key: str) -> Any:
-        item = await self.metadata.get(key)
-        return json.loads(item.value) if item else None
 
     async def descriptors(self, topic: TopicName) -> list[tuple[int, int]]:
         items = await self.metadata.list(keys.storage_objects(topic))

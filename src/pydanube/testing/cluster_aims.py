@@ -42,7 +42,7 @@ _OFTEN: Final = (
     *(f"list {kind}" for kind in _LISTED),
     *("grant", "renew", "revoke"),
 )
-# What little depends on, drawn seldom and by dice of their own: a seed that does not aim at them is what it was.
+# What little depends on, drawn seldom and from its own generator: a seed that does not aim at them is what it was.
 _SELDOM: Final = (
     *("transact seen", "transact events", "transact policy", "transact rebalancing_history"),
     *("get topic", "get subscription", "get cursor", "get marker", "get assignment", "get seen"),
@@ -86,7 +86,7 @@ def kind_of(key: str) -> str:
     return parts[0]
 
 
-class Machine(Protocol):
+class AimedNode(Protocol):
     """Whose call it is."""
 
     number: int
@@ -109,20 +109,20 @@ class Aim:
         return f"call {self.left} of {self.target!r}{where}: {self.what} {self.seconds:.2f} s{often}"
 
 
-def draw(dice: Random, *, node: int, ttl_seconds: float) -> Aim:
+def draw(rng: Random, *, node: int, ttl_seconds: float) -> Aim:
     """Some call, and what happens to it."""
-    target = dice.choice((*_OFTEN, *OBJECT_TARGETS, *DISK_TARGETS, *_HOT))
-    what = dice.choice(DISK_ACTIONS if target.startswith("disk") else ACTIONS)
+    target = rng.choice((*_OFTEN, *OBJECT_TARGETS, *DISK_TARGETS, *_HOT))
+    what = rng.choice(DISK_ACTIONS if target.startswith("disk") else ACTIONS)
     if what.startswith("pause"):
-        seconds = dice.choice((dice.uniform(0.1, 4.0), ttl_seconds * dice.uniform(1.1, 2.0)))
+        seconds = rng.choice((rng.uniform(0.1, 4.0), ttl_seconds * rng.uniform(1.1, 2.0)))
     elif what.startswith("kill"):
-        seconds = dice.choice((dice.uniform(0.5, 4.0), dice.uniform(4.0, 40.0)))
+        seconds = rng.choice((rng.uniform(0.5, 4.0), rng.uniform(4.0, 40.0)))
     else:
-        seconds = dice.choice((dice.uniform(0.01, 0.3), dice.uniform(0.3, 3.0), dice.uniform(3.0, 8.0)))
+        seconds = rng.choice((rng.uniform(0.01, 0.3), rng.uniform(0.3, 3.0), rng.uniform(3.0, 8.0)))
     calls = 3 if target in _RARE else 12
     # A process is killed or stopped once; a call that is not answered may stay unanswered again.
-    shots = 1 if what.startswith(("kill", "pause")) else dice.choice((1, 1, 1, 2, 4))
-    aim = Aim(target, dice.randint(1, calls), what, seconds, shots, node if dice.random() < 0.3 else 0)
+    shots = 1 if what.startswith(("kill", "pause")) else rng.choice((1, 1, 1, 2, 4))
+    aim = Aim(target, rng.randint(1, calls), what, seconds, shots, node if rng.random() < 0.3 else 0)
     own = Random(str(aim))
     if own.random() < SELDOM_SHARE:
         aim.target = own.choice(_SELDOM)
@@ -183,7 +183,7 @@ class Aims:
     def clear(self) -> None:
         self._armed.clear()
 
-    def meet(self, node: Machine, call: str, about: Sequence[str]) -> Shot | None:
+    def meet(self, node: AimedNode, call: str, about: Sequence[str]) -> Shot | None:
         """Whether this call, about these keys, is one that was aimed at."""
         if not self._armed:
             return None
@@ -195,7 +195,7 @@ class Aims:
                     return self._hit(node, aim)
         return None
 
-    def _hit(self, node: Machine, aim: Aim) -> Shot:
+    def _hit(self, node: AimedNode, aim: Aim) -> Shot:
         aim.shots -= 1
         if aim.shots == 0:
             self._armed.remove(aim)

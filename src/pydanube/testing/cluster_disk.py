@@ -22,7 +22,7 @@ from pydanube.testing.process_disk import ProcessDisk
 T = TypeVar("T")
 
 # These may find the disk full, as well as an error: each may need a block for a name.
-_NEED_ROOM = frozenset({"create", "rename", "make_directory"})
+_NEED_SPACE = frozenset({"create", "rename", "make_directory"})
 
 
 class _Hit(Exception):
@@ -39,12 +39,12 @@ class WatchedDisk:
     def __init__(
         self,
         under: ProcessDisk | MemoryDisk,
-        dice: Random,
+        rng: Random,
         aim: Callable[[str, Sequence[str]], Shot | None],
         failed: Callable[[str], None],
     ) -> None:
         self._under = under
-        self._dice = dice
+        self._rng = rng
         self._aim = aim
         self._failed = failed
         self._known = self._count()
@@ -79,7 +79,7 @@ class WatchedDisk:
                 file = under._disk._current.get(parent(path), {}).get(path.rpartition("/")[2])
                 if file is not None and dropped:
                     under._disk._fail_sync(file, under._disk._number)
-                    if self._dice.random() < 0.5:
+                    if self._rng.random() < 0.5:
                         under._failed.add(file)
         self._failed(call)
         return [DiskFailed(path, call, os.strerror(errno.EIO)) for path in paths]
@@ -132,7 +132,7 @@ class WatchedDisk:
         try:
             return await (made() if shot is None else shot.around(made, _hit))
         except _Hit:
-            if call in _NEED_ROOM and shot is not None and shot.what == "fail" and self._dice.random() < 0.5:
+            if call in _NEED_SPACE and shot is not None and shot.what == "fail" and self._rng.random() < 0.5:
                 raise DiskFull(path) from None
             self._failed(call)
             raise DiskFailed(path, call, os.strerror(errno.EIO)) from None

@@ -81,5 +81,5 @@ class Faults:
     open_files_max: int | None = None
     # Of the calls that open something.
     no_descriptor: float = 0.0
-    overwrites_need_room: bool = False
-    names_need_room: bool = False
+    overwrites_need_space: bool = False
+    names_need_space: bool = False

@@ -80,27 +80,27 @@ def apply_name(tree: dict[str, DiskNames], change: NameChange) -> None:
         tree.setdefault(path, {})
 
 
-def survivor(file: DiskFile, dice: Random, stale: Sequence[bytes]) -> bytearray:
+def survivor(file: DiskFile, rng: Random, stale: Sequence[bytes]) -> bytearray:
     """A durable image that a power cut may leave: any part of the unsynced changes, sector by sector."""
     changes = file.unsynced
-    mode = dice.choice(("all", "none", "prefix", "any", "any", "any"))
+    mode = rng.choice(("all", "none", "prefix", "any", "any", "any"))
     image = bytearray(file.durable)
     if mode == "all" or mode == "prefix":
-        for change in changes[: None if mode == "all" else dice.randint(0, len(changes))]:
+        for change in changes[: None if mode == "all" else rng.randint(0, len(changes))]:
             apply_write(image, change)
         return image
     if mode == "none":
         return image
     lengths = [len(image), *(change.length for change in changes)]
     # The length is metadata: it may run ahead of the bytes or stay behind them.
-    length = dice.choice((*lengths, dice.randint(min(lengths), max(lengths))))
-    keeps = dice.choice((0.1, 0.5, 0.9))
+    length = rng.choice((*lengths, rng.randint(min(lengths), max(lengths))))
+    keeps = rng.choice((0.1, 0.5, 0.9))
     image.extend(bytes(max(0, max(lengths) - len(image))))
     versions = _versions(changes, len(image))
     for sector, pieces in versions.items():
-        kept = len(pieces) if dice.random() < keeps else dice.randrange(len(pieces))
-        if kept == 0 and stale and sector >= len(file.durable) and dice.random() < 0.5:
-            pieces = [(sector, dice.choice(stale))]
+        kept = len(pieces) if rng.random() < keeps else rng.randrange(len(pieces))
+        if kept == 0 and stale and sector >= len(file.durable) and rng.random() < 0.5:
+            pieces = [(sector, rng.choice(stale))]
             kept = 1
         for position, piece in pieces[:kept]:
             image[position : position + len(piece)] = piece

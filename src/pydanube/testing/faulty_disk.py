@@ -17,7 +17,7 @@ dead: a call that was going on, or comes later, never returns and changes nothin
                         sync writes them, and a later sync may even say that all is well
     write, read fails   DiskFailed, with any prefix of the write in place
     write, sync delays  as long as `delay_seconds_max`
-    no room             DiskFull with any prefix of the write in place, until there is room again
+    no space             DiskFull with any prefix of the write in place, until there is room again
     bit flips           `flip`, on demand, in what is durable
     slow file           calls on paths that contain `slow` take up to `slow_seconds_max` longer; others are quick
     open files          as stores/disk/descriptors.py does it: a file with unsynced writes keeps its descriptor; above
@@ -28,8 +28,8 @@ A rate meets a call site in proportion to how often it is called, so those that 
 never. Therefore one call may also be aimed at: `DiskAim("rename", 3, "lost")` makes the third rename, and tells its
 caller that it failed. Whatever the program calls, every such call can be hit by everything that `MEETS` names for it.
 
-Disks differ: files may be `sparse` (holes take no room), overwriting and cutting may need room
-(`overwrites_need_room`, as in file systems that copy on write), and so may names (`names_need_room`).
+Disks differ: files may be `sparse` (holes take no space), overwriting and cutting may need space
+(`overwrites_need_space`, as in file systems that copy on write), and so may names (`names_need_space`).
 
 Everything is drawn from the generator given, so the same seed on the same loop breaks the same things.
 """
@@ -65,13 +65,13 @@ class FaultyDisk:
 
     def __init__(
         self,
-        dice: Random,
+        rng: Random,
         *,
         capacity_bytes: int | None = None,
         faults: Faults | None = None,
         sparse: bool = False,
     ) -> None:
-        self.dice = dice
+        self.rng = rng
         self.capacity_bytes = capacity_bytes
         self.faults = faults if faults is not None else Faults(latency_seconds_max=0.0)
         self.sparse = sparse
@@ -102,24 +102,24 @@ class FaultyDisk:
         """The process ends. What it wrote stays in the page cache; of a write going on, any prefix."""
         self.counts["kills"] += 1
         for flight in self._land(process):
-            keep = self.dice.choice((0, len(flight.data), self.dice.randint(0, len(flight.data))))
+            keep = self.rng.choice((0, len(flight.data), self.rng.randint(0, len(flight.data))))
             self._write(flight.path, flight.position, flight.data[:keep])
         self._end(process)
 
-    def crash(self, dice: Random | None = None) -> None:
+    def crash(self, rng: Random | None = None) -> None:
         """The power goes and comes back: processes are dead; what was not synced is there in any part."""
-        dice = dice or self.dice
+        rng = rng or self.rng
         self.counts["power cuts"] += 1
         for process in list(self._processes):
             for flight in self._land(process):
-                if dice.random() < 0.5:
+                if rng.random() < 0.5:
                     self._write(flight.path, flight.position, flight.data)
             self._end(process)
-        self._crash_names(dice)
-        stale = self._graveyard if dice.random() < self.faults.stale_sectors else []
+        self._crash_names(rng)
+        stale = self._graveyard if rng.random() < self.faults.stale_sectors else []
         for file in self._files():
             if file.unsynced:
-                file.durable = survivor(file, dice, stale)
+                file.durable = survivor(file, rng, stale)
                 file.unsynced.clear()
             if file.content != file.durable:
                 file.content[:] = file.durable
@@ -175,11 +175,11 @@ class FaultyDisk:
         failure: WriteResult = None
         content = file.content
         if data and self.capacity_bytes is not None:
-            room = self._room(file, position, len(data))
-            if room < len(data):
+            space = self._free_space(file, position, len(data))
+            if space < len(data):
                 self.counts["no room"] += 1
                 failure = DiskFull(path)
-                data = data[: self.dice.randint(0, room)]
+                data = data[: self.rng.randint(0, space)]
         if not data:
             return failure
         end = position + len(data)
@@ -192,31 +192,31 @@ class FaultyDisk:
         file.unsynced.append(WriteChange(self._number, position, data, len(content)))
         return failure
 
-    def _room(self, file: DiskFile, position: int, length: int) -> int:
-        """How many of so many bytes at this position find room."""
+    def _free_space(self, file: DiskFile, position: int, length: int) -> int:
+        """How many of so many bytes at this position find space."""
         free = max(0, self.free_bytes)
-        room = length
+        space = length
         if self.sparse:
             left = free // SECTOR_BYTES
             for block in range(position // SECTOR_BYTES, (position + length - 1) // SECTOR_BYTES + 1):
                 if block not in file.blocks:
                     left -= 1
                     if left < 0:
-                        room = max(0, block * SECTOR_BYTES - position)
+                        space = max(0, block * SECTOR_BYTES - position)
                         break
         elif position + length - len(file.content) > free:
-            room = max(0, free + len(file.content) - position)
-        if self.faults.overwrites_need_room and room > free:
+            space = max(0, free + len(file.content) - position)
+        if self.faults.overwrites_need_space and space > free:
             self.counts["no room to overwrite"] += 1
-            room = free
-        return room
+            space = free
+        return space
 
-    def _lacks_room_to_cut(self, file: DiskFile, length: int) -> bool:
-        """A file that grows needs room; one that is cut, only where its blocks are copied for that."""
+    def _lacks_space_to_cut(self, file: DiskFile, length: int) -> bool:
+        """A file that grows needs space; one that is cut, only where its blocks are copied for that."""
         more = length - len(file.content)
         if more > 0:
             return not self.sparse and more > self.free_bytes
-        return self.faults.overwrites_need_room and self.free_bytes <= 0
+        return self.faults.overwrites_need_space and self.free_bytes <= 0
 
     def _truncate(self, file: DiskFile, length: int) -> None:
         content = file.content
@@ -242,9 +242,9 @@ class FaultyDisk:
         count = sum(change.number <= until for change in file.unsynced)
         tried = file.unsynced[:count]
         del file.unsynced[:count]
-        file.durable = survivor(DiskFile(file.content, file.durable, tried), self.dice, [])
+        file.durable = survivor(DiskFile(file.content, file.durable, tried), self.rng, [])
         file.dropped += tried
-        if not file.unsynced and self.dice.random() < 0.3:
+        if not file.unsynced and self.rng.random() < 0.3:
             # Clean pages may be thrown out of memory at any time; then reads show what is really there.
             length = len(file.content)
             file.content[:] = file.durable[:length].ljust(length, b"\0")
@@ -272,11 +272,11 @@ class FaultyDisk:
                 change.kept = True
         self._name_changes = [change for change in rest if not change.kept]
 
-    def _crash_names(self, dice: Random) -> None:
-        mode = dice.choice(("all", "none", "prefix", "any", "any"))
+    def _crash_names(self, rng: Random) -> None:
+        mode = rng.choice(("all", "none", "prefix", "any", "any"))
         directories = sorted({change.directory for change in self._name_changes})
         limits = {
-            directory: dice.randint(0, sum(change.directory == directory for change in self._name_changes))
+            directory: rng.randint(0, sum(change.directory == directory for change in self._name_changes))
             for directory in directories
         }
         seen: Counter[str] = Counter()
@@ -284,7 +284,7 @@ class FaultyDisk:
             if mode == "prefix":
                 kept = seen[change.directory] < limits[change.directory]
             else:
-                kept = mode == "all" or (mode == "any" and dice.random() < 0.5)
+                kept = mode == "all" or (mode == "any" and rng.random() < 0.5)
             seen[change.directory] += 1
             if kept and (change.needs is None or change.needs.kept):
                 change.kept = True
@@ -339,5 +339,5 @@ class FaultyDisk:
     def _bury(self, file: DiskFile) -> None:
         """Remembers a few sectors of a file that goes: its place on the disk is given to others uncleaned."""
         if file.content and len(self._graveyard) < 64:
-            sector = self.dice.randrange(0, len(file.content), SECTOR_BYTES)
+            sector = self.rng.randrange(0, len(file.content), SECTOR_BYTES)
             self._graveyard.append(bytes(file.content[sector : sector + SECTOR_BYTES]))

@@ -35,10 +35,10 @@ LATE_SECONDS_MAX: Final = 8.0
 class FaultyMetadata:
     """A MetadataStore over another one. `calls` counts what got through, `failed_at` is when a call failed last."""
 
-    def __init__(self, under: MetadataStore, clock: Clock, dice: Random, *, patience_seconds: float = 1.0) -> None:
+    def __init__(self, under: MetadataStore, clock: Clock, rng: Random, *, patience_seconds: float = 1.0) -> None:
         self._under = under
         self._clock = clock
-        self._dice = dice
+        self._rng = rng
         self._patience_seconds = patience_seconds
         self.delay_max_seconds = 0.0
         self.usual_seconds = 0.0  # what a call takes at most if nothing is wrong
@@ -66,8 +66,8 @@ class FaultyMetadata:
         return await self._call(lambda: self._under.list(prefix), self.aim("list", [prefix]))
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Revision | None:
-        if self.late and operations and self._dice.random() < self.late:
-            travel_seconds = self._dice.random() * LATE_SECONDS_MAX
+        if self.late and operations and self._rng.random() < self.late:
+            travel_seconds = self._rng.random() * LATE_SECONDS_MAX
             sail(self._clock, travel_seconds, lambda: self._late(compares, operations))
             await self._fail("calling")
         shot = self.aim("transact", [each.key for each in operations]) if operations else None
@@ -114,7 +114,7 @@ class FaultyMetadata:
                 return await shot.around(lambda: self._call(call, changes=changes), lambda: self._fail("calling"), send)
             finally:
                 self.failed_at = self._clock.elapsed()
-        is_slow_to_come = not self.delay_max_seconds and self.usual_seconds and self._dice.random() < 0.5
+        is_slow_to_come = not self.delay_max_seconds and self.usual_seconds and self._rng.random() < 0.5
         if self.delay_max_seconds or is_slow_to_come:
             await self._delay()
         if self.cut or self.mute:
@@ -123,12 +123,12 @@ class FaultyMetadata:
         self.calls += 1
         if self.delay_max_seconds or (self.usual_seconds and not is_slow_to_come):
             await self._delay()
-        if self.cut or self.deaf or (changes and self.answers_lost and self._dice.random() < self.answers_lost):
+        if self.cut or self.deaf or (changes and self.answers_lost and self._rng.random() < self.answers_lost):
             await self._fail("waiting for the answer")
         return answer
 
     async def _delay(self) -> None:
-        await self._clock.sleep(self._dice.random() * max(self.delay_max_seconds, self.usual_seconds) / 2)
+        await self._clock.sleep(self._rng.random() * max(self.delay_max_seconds, self.usual_seconds) / 2)
 
     async def _fail(self, when: str) -> None:
         self.failed_at = self._clock.elapsed()

@@ -7,7 +7,7 @@ store.answers_lost = 0.2               this part of all changes is made and repo
 store.late = 0.2                       this part of all puts fails, and is made seconds later all the same
 store.delay_max_seconds = 1.0          every call takes up to so long
 store.listing_seconds = 5.0            each object in a listing takes up to so long
-store.apart = True                     it says how another process opens it, which is this one
+store.worker_processes = True                     it says how another process opens it, which is this one
 store.aim = aims.meet                  asked before every call what becomes of it (cluster_aims.py)
 """
 
@@ -19,7 +19,7 @@ from random import Random
 from typing import TypeVar
 
 from pydanube.errors import Conflict, Unreachable
-from pydanube.ports import Buffer, Clock, Elsewhere, ObjectInfo, ObjectStore
+from pydanube.ports import Buffer, Clock, ObjectInfo, ObjectStore, StoreOpener
 from pydanube.testing.cluster_aims import Shot
 from pydanube.testing.faulty_metadata import LATE_SECONDS_MAX, _at_nothing, sail
 
@@ -29,17 +29,17 @@ T = TypeVar("T")
 class FaultyObjects:
     """An ObjectStore over another one."""
 
-    def __init__(self, under: ObjectStore, clock: Clock, dice: Random) -> None:
+    def __init__(self, under: ObjectStore, clock: Clock, rng: Random) -> None:
         self._under = under
         self._clock = clock
-        self._dice = dice
+        self._rng = rng
         self.away = False
         self.errors = 0.0
         self.answers_lost = 0.0
         self.late = 0.0
         self.delay_max_seconds = 0.0
         self.listing_seconds = 0.0
-        self.apart = False
+        self.worker_processes = False
         self.aim: Callable[[str, Sequence[str]], Shot | None] = _at_nothing
 
     def heal(self) -> None:
@@ -48,9 +48,9 @@ class FaultyObjects:
         self.errors = self.answers_lost = self.late = self.delay_max_seconds = self.listing_seconds = 0.0
 
     async def put(self, key: str, data: Sequence[Buffer], *, create: bool = False) -> ObjectInfo:
-        if self.late and self._dice.random() < self.late:
+        if self.late and self._rng.random() < self.late:
             body = [bytes(each) for each in data]
-            travel_seconds = self._dice.random() * LATE_SECONDS_MAX
+            travel_seconds = self._rng.random() * LATE_SECONDS_MAX
             sail(self._clock, travel_seconds, lambda: self._late(key, body, create))
             await self._clock.sleep(1.0)
             raise Unreachable("object store", "nobody answered in time")
@@ -82,8 +82,8 @@ class FaultyObjects:
     async def delete(self, key: str) -> None:
         return await self._call(lambda: self._under.delete(key), self.aim("object delete", ()), changes=True)
 
-    async def elsewhere(self) -> Elsewhere | None:
-        return (lambda: _Opened(self)) if self.apart else None
+    async def opener(self) -> StoreOpener | None:
+        return (lambda: _Opened(self)) if self.worker_processes else None
 
     async def _fail(self) -> None:
         await self._clock.sleep(1.0)
@@ -100,11 +100,11 @@ class FaultyObjects:
         if shot is not None:
             return await shot.around(lambda: self._call(call, changes=changes), self._fail, send)
         if self.delay_max_seconds:
-            await self._clock.sleep(self._dice.random() * self.delay_max_seconds)
-        if self.away or (self.errors and self._dice.random() < self.errors):
+            await self._clock.sleep(self._rng.random() * self.delay_max_seconds)
+        if self.away or (self.errors and self._rng.random() < self.errors):
             raise Unreachable("object store", "it is away")
         answer = await call()
-        if changes and self.answers_lost and self._dice.random() < self.answers_lost:
+        if changes and self.answers_lost and self._rng.random() < self.answers_lost:
             raise Unreachable("object store", "the answer was lost")
         return answer
 
@@ -140,7 +140,7 @@ class _Listing:
     async def __anext__(self) -> ObjectInfo:
         store = self._store
         if store.listing_seconds:
-            await store._clock.sleep(store._dice.random() * store.listing_seconds)
+            await store._clock.sleep(store._rng.random() * store.listing_seconds)
         await store._call(_nothing, store.aim("object list", ()))
         if self._infos is None:
             self._infos = store._under.list(self._prefix, after=self._after)

@@ -128,11 +128,11 @@ class SimTask(asyncio.Task[T]):
 class SimLoop(asyncio.AbstractEventLoop):
     """See the module's text. `problems` collects what asyncio would have logged: errors that were never retrieved."""
 
-    def __init__(self, dice: Random, *, shuffled: bool = True, steps_max: int = STEPS_MAX) -> None:
+    def __init__(self, rng: Random, *, shuffled: bool = True, steps_max: int = STEPS_MAX) -> None:
         self.problems: list[dict[str, Any]] = []
         self.steps = 0
         self._steps_max = steps_max
-        self._draw = dice.random
+        self._draw = rng.random
         self._shuffled = shuffled
         self._now = 0.0
         self._numbers = 0
@@ -489,18 +489,18 @@ class SimClock:
 class SimWork:
     """Calls functions inline, after letting others run, as a thread would; ids come from the seed."""
 
-    def __init__(self, dice: Random) -> None:
-        self._dice = dice
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
 
     async def run(self, function: Callable[[], T]) -> T:
         await asyncio.sleep(0)
         return function()
 
-    run_apart = run
+    run_in_worker = run
 
-    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def await_in_worker(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         await asyncio.sleep(0)
         return await function()
 
     def random_u64(self) -> int:
-        return self._dice.randrange(1, 2**63)
+        return self._rng.randrange(1, 2**63)

@@ -41,7 +41,7 @@ class ProcessDisk:
         self.told: list[Told] = []
         self.hangs = False  # a call that will never answer
         self._disk = disk
-        self._draw = disk.dice.random
+        self._draw = disk.rng.random
         self._failed: set[DiskFile] = set()  # files whose syncs fail from now on, in this process
         self._unnamed: set[str] = set()  # directories that were made and whose names are not synced yet
         self._unsynced: dict[DiskFile, None] = {}  # files that keep a descriptor: written, and not synced since
@@ -62,7 +62,7 @@ class ProcessDisk:
             names = disk._directory(parent(path))
             if last_part(path) in names:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-            self._need_room_for_a_name("create", path)
+            self._need_space_for_a_name("create", path)
             disk._number += 1
             disk._change_name(NameChange(disk._number, parent(path), last_part(path), DiskFile()))
 
@@ -111,7 +111,7 @@ class ProcessDisk:
         disk, path = self._disk, flight.path
         file = disk._current.get(parent(path), {}).get(last_part(path))
         if self._lacks_descriptor(aim, file):
-            return self._tell("write", path, "EMFILE")
+            return self._failure("write", path, "EMFILE")
         if file is not None:
             self._wrote(file)
         why = aim.what if aim is not None and aim.what in ERRORS and aim.what != "EMFILE" else None
@@ -120,11 +120,11 @@ class ProcessDisk:
             why = "EIO"
         if why is None:
             return self._note("write", path, disk._write(path, flight.position, flight.data))
-        kept = len(flight.data) if why == "lost" else disk.dice.randint(0, len(flight.data))
+        kept = len(flight.data) if why == "lost" else disk.rng.randint(0, len(flight.data))
         if why == "ENOSPC":
             kept = min(kept, max(0, len(flight.data) - 1))
         short = self._note("write", path, disk._write(path, flight.position, flight.data[:kept]))
-        return short or self._tell("write", path, why)
+        return short or self._failure("write", path, why)
 
     async def sync(self, paths: Sequence[str]) -> list[WriteResult]:
         failures = await self._sync_all([assert_inside(path) for path in paths])
@@ -146,11 +146,11 @@ class ProcessDisk:
         await self._pause(path, aim, delays=True)
         await self._strike(aim, early=True)
         if file is None:
-            return self._tell("sync", path, "ENOENT")
+            return self._failure("sync", path, "ENOENT")
         if file in self._failed:
-            return self._tell("sync", path, "EIO", again=True)
+            return self._failure("sync", path, "EIO", again=True)
         if self._lacks_descriptor(aim, file):
-            return self._tell("sync", path, "EMFILE")
+            return self._failure("sync", path, "EMFILE")
         why = aim.what if aim is not None and aim.what in ERRORS and aim.what != "EMFILE" else None
         if why is None and faults.sync_fails and self._draw() < faults.sync_fails:
             why = "EIO"
@@ -162,7 +162,7 @@ class ProcessDisk:
                 disk._fail_sync(file, until)
             if self._draw() < faults.sync_failure_stays:
                 self._failed.add(file)
-            return self._tell("sync", path, why)
+            return self._failure("sync", path, why)
         disk._sync(file, until)
         if not file.unsynced:
             self._unsynced.pop(file, None)
@@ -178,7 +178,7 @@ class ProcessDisk:
             disk._directory(path)
             if disk.faults.directory_sync_fails and self._draw() < disk.faults.directory_sync_fails:
                 disk.counts["failed syncs of a directory"] += 1
-                raise self._tell("sync", path, "EIO")
+                raise self._failure("sync", path, "EIO")
             disk._sync_directory(path, until)
 
         opens = path not in self._renamed_in
@@ -192,7 +192,7 @@ class ProcessDisk:
             file = self._disk._find(path)
             if self._disk.faults.read_fails and self._draw() < self._disk.faults.read_fails:
                 self._disk.counts["failed reads"] += 1
-                raise self._tell("read", path, "EIO")
+                raise self._failure("read", path, "EIO")
             return bytes(memoryview(file.content)[position : position + length])
 
         return await self._do("read", path, read, opens=True)
@@ -206,9 +206,9 @@ class ProcessDisk:
         def truncate() -> None:
             disk = self._disk
             file = disk._find(path)
-            if disk._lacks_room_to_cut(file, length):
+            if disk._lacks_space_to_cut(file, length):
                 disk.counts["no room"] += 1
-                raise self._tell("truncate", path, "ENOSPC")
+                raise self._failure("truncate", path, "ENOSPC")
             self._wrote(file)
             disk._truncate(file, length)
 
@@ -241,9 +241,9 @@ class ProcessDisk:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), ancestor)
         missing = [ancestor for ancestor in ancestors if ancestor not in disk._current or ancestor in self._unnamed]
         if missing:
-            self._need_room_for_a_name("make", path)
+            self._need_space_for_a_name("make", path)
         if missing and aim is not None and aim.what == "ENOSPC":
-            raise self._tell("make", path, "ENOSPC")
+            raise self._failure("make", path, "ENOSPC")
         # All are made before any is synced: a concurrent call that makes one finds ours in what it would remove.
         for ancestor in missing:
             if ancestor not in disk._current:
@@ -263,12 +263,12 @@ class ProcessDisk:
                         disk._number += 1
                         disk._change_name(NameChange(disk._number, parent(made), last_part(made), gone=True))
                         self._unnamed.discard(made)
-                raise self._tell("make", path, failed or "EMFILE")
+                raise self._failure("make", path, failed or "EMFILE")
             disk._sync_directory(parent(ancestor), until)
             self._unnamed.discard(ancestor)
         await self._strike(aim, early=False)
         if missing and aim is not None and aim.what == "lost":
-            raise self._tell("make", path, "lost")
+            raise self._failure("make", path, "lost")
 
     async def rename_new(self, source: str, target: str) -> None:
         def rename() -> None:
@@ -355,16 +355,16 @@ class ProcessDisk:
         if opens and (aim is not None or self._disk.faults.no_descriptor):
             file = self._disk._current.get(parent(path), {}).get(last_part(path))
             if self._lacks_descriptor(aim, file):
-                raise self._tell(operation, path, "EMFILE")
+                raise self._failure(operation, path, "EMFILE")
         if aim is None:
             return effect()
         await self._strike(aim, early=True)
         if aim.what in ("EIO", "ENOSPC"):
-            raise self._tell(operation, path, aim.what)
+            raise self._failure(operation, path, aim.what)
         result = effect()
         await self._strike(aim, early=False)
         if aim.what == "lost":
-            raise self._tell(operation, path, "lost")
+            raise self._failure(operation, path, "lost")
         return result
 
     def _aimed(self, operation: str, path: str) -> DiskAim | None:
@@ -384,7 +384,7 @@ class ProcessDisk:
             self._disk.strike(self, aim.what == "power")
             await _live(self)
 
-    def _tell(self, operation: str, path: str, why: str, *, again: bool = False) -> DiskFull | DiskFailed:
+    def _failure(self, operation: str, path: str, why: str, *, again: bool = False) -> DiskFull | DiskFailed:
         """The error that FileDisk makes of it."""
         self.told.append(Told(operation, path, why, again))
         if why == "EMFILE":
@@ -424,10 +424,10 @@ class ProcessDisk:
             else:
                 disk._sync(oldest, disk._number)
 
-    def _need_room_for_a_name(self, operation: str, path: str) -> None:
-        if self._disk.faults.names_need_room and self._disk.free_bytes <= 0:
+    def _need_space_for_a_name(self, operation: str, path: str) -> None:
+        if self._disk.faults.names_need_space and self._disk.free_bytes <= 0:
             self._disk.counts["no room for a name"] += 1
-            raise self._tell(operation, path, "ENOSPC")
+            raise self._failure(operation, path, "ENOSPC")
 
     async def _pause(self, path: str, aim: DiskAim | None = None, *, delays: bool = False) -> None:
         """The time that the call takes. Calls of a dead process, and calls that hang, never return."""

@@ -109,8 +109,8 @@ class _Listener(NamedTuple):
 class Wires:
     """`faults` may be changed at any time; connections that exist go on with the new ones."""
 
-    def __init__(self, dice: Random, faults: WireFaults = QUIET) -> None:
-        self.dice = dice
+    def __init__(self, rng: Random, faults: WireFaults = QUIET) -> None:
+        self.rng = rng
         self.faults = faults
         self.connections = self.broken = 0
         self._listeners: dict[tuple[str, int], _Listener] = {}
@@ -130,7 +130,7 @@ class Wires:
 
     def connector(self) -> WireConnector:
         """For one client."""
-        return WireConnector(self, Random(self.dice.getrandbits(62)))
+        return WireConnector(self, Random(self.rng.getrandbits(62)))
 
     def break_all(self, host: str = "", port: int = 0, *, silent: bool = False) -> None:
         """All connections break, or those to one address. `silent`: without a reset."""
@@ -155,11 +155,11 @@ class Wires:
         self._digest.update(repr((round(asyncio.get_running_loop().time(), 9), *facts)).encode())
 
     def chance(self, part: float) -> bool:
-        return part > 0 and self.dice.random() < part
+        return part > 0 and self.rng.random() < part
 
     def delay(self, path: Path) -> float:
-        seconds = self.dice.uniform(self.faults.delay_seconds, self.faults.delay_max_seconds)
-        return seconds + self.dice.random() * path.delay_max_seconds if path.delay_max_seconds else seconds
+        seconds = self.rng.uniform(self.faults.delay_seconds, self.faults.delay_max_seconds)
+        return seconds + self.rng.random() * path.delay_max_seconds if path.delay_max_seconds else seconds
 
     async def dial(self, make: Callable[[], P], host: str, port: int, connector: WireConnector) -> P:
         """As a loop's `create_connection`. Raises OSError."""
@@ -192,9 +192,9 @@ class Wires:
 class WireConnector:
     """A client's way to these wires, with the virtual loop's date and a seed of its own."""
 
-    def __init__(self, wires: Wires, dice: Random) -> None:
+    def __init__(self, wires: Wires, rng: Random) -> None:
         self._wires = wires
-        self.dice = dice
+        self.rng = rng
 
     @property
     def time_ns(self) -> Callable[[], int]:
@@ -256,8 +256,8 @@ class End(asyncio.Transport):
         if self._is_over and self.other._is_over:
             return
         self._wires.broken += 1
-        linger = self._wires.dice.uniform(0, self._wires.faults.linger_max_seconds)
-        first, second = (self, self.other) if self._wires.dice.random() < 0.5 else (self.other, self)
+        linger = self._wires.rng.uniform(0, self._wires.faults.linger_max_seconds)
+        first, second = (self, self.other) if self._wires.rng.random() < 0.5 else (self.other, self)
         for end, seconds in ((first, 0.0), (second, linger)):
             end._is_closing = True
             end._reset_in(seconds)
@@ -300,9 +300,9 @@ class End(asyncio.Transport):
         wires, data = self._wires, bytes(data)
         is_last = wires.chance(wires.faults.drop)
         if is_last:
-            data = data[: wires.dice.randint(0, len(data))]
+            data = data[: wires.rng.randint(0, len(data))]
         while data:
-            size = wires.dice.randint(1, len(data)) if wires.chance(wires.faults.cut) else len(data)
+            size = wires.rng.randint(1, len(data)) if wires.chance(wires.faults.cut) else len(data)
             self._transmit(data[:size])
             data = data[size:]
         if is_last:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from pydanube import errors
-from pydanube.core.declared import fields_of, say_the_same
+from pydanube.core.declared import fields_of, have_same_fields
 from pydanube.core.schemas import refusals
 from pydanube.errors import DanubeError, DataDamaged, Refused, Unavailable
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -116,7 +116,7 @@ def to_wire(error: BaseException, *, producer: int = 0, consumer: int = 0) -> pb
 
 def _speaks_for(kind: type[DanubeError], error: type[DanubeError]) -> bool:
     """Whether the other side makes the right sentence of the fields of `kind`; a family has none, and is sent it."""
-    return not FIELDS[kind] or say_the_same(kind, error)
+    return not FIELDS[kind] or have_same_fields(kind, error)
 
 
 def from_wire(message: pb.Error) -> DanubeError:

@@ -34,7 +34,7 @@ PERMITS_MAX: Final = 1 << 40  # messages, or bytes, that a consumer may have gra
 WITH_BODY: Final = frozenset({"produce", "deliver", "fetched", "describe_storages", "storage_infos"})
 BODY_NEEDED: Final = frozenset({"produce", "deliver"})
 # Commands that came after the first brokers of version 1. A broker names them in its Welcome.
-ADDED: Final = ("describe_storages",)
+ADDED: Final = ("describe_storages", "change_failure_policy")
 
 
 class Frame(NamedTuple):

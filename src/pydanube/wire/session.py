@@ -48,6 +48,7 @@ CLIENT_MAX: Final = 200  # characters of a client's name that are kept
 # What a client may say once it is greeted. `REQUESTS` need a request id, `TOLD` may have one.
 REQUESTS: Final = frozenset(
     {
+        "change_failure_policy",
         "close_consumer",
         "close_producer",
         "create_topic",

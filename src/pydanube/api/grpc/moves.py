@@ -50,7 +50,7 @@ class MoveCalls:
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.shield(task)
 
-        async def tell(progress: pb.UnloadProgress) -> None:
+        async def on_progress(progress: pb.UnloadProgress) -> None:
             await send(pb.UnloadTopicResponse(progress=progress))
 
         results = await self._moves.unload(
@@ -58,7 +58,7 @@ class MoveCalls:
             BrokerId(request.to_broker) if request.to_broker else None,
             wait=request.wait,
             seconds=float(request.timeout_seconds or UNLOAD_SECONDS),
-            tell=tell,
+            on_progress=on_progress,
         )
         for result in results:
             await send(pb.UnloadTopicResponse(result=result))

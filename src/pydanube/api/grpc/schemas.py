@@ -11,7 +11,7 @@ from pydanube.broker.overview import Overview
 from pydanube.broker.schemas import SchemaRegistry
 from pydanube.broker.service import Broker
 from pydanube.core.names import TopicName
-from pydanube.core.schemas.door import TopicSchema
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.core.schemas.kinds import policy, subject_name
 from pydanube.core.schemas.refusals import SchemaUnknown
 from pydanube.core.schemas.subjects import SchemaVersion, SubjectRecord

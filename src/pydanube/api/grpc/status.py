@@ -154,7 +154,7 @@ class StatusService:
                     life=Life.ANSWERS,
                     mode="active",
                     starts_ms=self._broker.starts.unexpected_ms if self._broker.starts is not None else (),
-                    own=self._observer.watch.conditions,
+                    own=self._observer.conditions,
                     orphans=self._observer.orphans,
                 )
             ],
@@ -280,7 +280,7 @@ class StatusService:
             lease_age_seconds=numbers.lease_age_seconds,
             publish=_latency(watch.publishes),
             commit=_latency(watch.commits),
-            conditions=[_condition_message(each) for each in watch.conditions[:CONDITIONS_MAX]],
+            conditions=[_condition_message(each) for each in self._observer.conditions[:CONDITIONS_MAX]],
             orphans=[
                 pb.Orphans(topic=each.topic, ranges=each.ranges, offsets=each.offsets, broker_ids=each.brokers)
                 for each in orphans[:ORPHANS_MAX]

@@ -119,7 +119,7 @@ class StorageCalls:
             raise _keeps_nothing(name)
         told = VerifyProgress(-1, 0, 0, 0)
 
-        async def tell(progress: VerifyProgress) -> None:
+        async def on_progress(progress: VerifyProgress) -> None:
             nonlocal told
             moved = progress.bytes_done - told.bytes_done
             if progress.objects_done == told.objects_done and moved < PROGRESS_BYTES:
@@ -127,7 +127,7 @@ class StorageCalls:
             told = progress
             await context.write(pb.StorageVerifyResponse(progress=pb.VerifyProgress(**progress._asdict())))
 
-        verified = await self._storage.verify(name, repair=request.repair, tell=tell)
+        verified = await self._storage.verify(name, repair=request.repair, on_progress=on_progress)
         await context.write(pb.StorageVerifyResponse(report=_report(verified)))
 
     # --- retention ----------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ class NativeConnection(asyncio.Protocol):
         self.session.drop(Unreachable(self.peer, why))
         self._flush()
 
-    def say_goodbye(self, reason: str) -> None:
+    def send_goodbye(self, reason: str) -> None:
         self.session.goodbye(reason)
         self._flush()
 
@@ -267,7 +267,7 @@ class NativeConnection(asyncio.Protocol):
         elif kind in ("ack", "nack"):
             self._settle(frame)
         elif kind in ("handed", "returned"):
-            self._hear_of_queue(frame)
+            self._note_queue(frame)
         else:
             self._requests.take(kind, command, frame.body)
 
@@ -293,7 +293,7 @@ class NativeConnection(asyncio.Protocol):
             if request_id:
                 self.answer(pb.Command(request_id=request_id, done=pb.Done()))
 
-    def _hear_of_queue(self, frame: frames.Frame) -> None:
+    def _note_queue(self, frame: frames.Frame) -> None:
         """What a consumer's application took, or will not take."""
         request_id, handed, returned = frame.command.request_id, frame.command.handed, frame.command.returned
         is_handed = frame.kind == "handed"

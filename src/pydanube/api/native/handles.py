@@ -55,9 +55,9 @@ class ProducerHandle:
         "hole",
         "in_flight",
         "name",
+        "on_decided",
         "producer_id",
         "session",
-        "tell",
         "topic",
     )
 
@@ -71,7 +71,7 @@ class ProducerHandle:
         answer: Callable[[ProducerHandle], None],
     ) -> None:
         self.handle = handle
-        self.tell = partial(answer, self)  # what is decided
+        self.on_decided = partial(answer, self)  # what is decided
         self.topic = topic
         self.name = name
         self.producer_id = producer_id
@@ -93,7 +93,7 @@ class ProducerHandle:
         if self._registered is not None:
             self._registered.sent += rows
 
-    def check_room(self) -> None:
+    def check_space(self) -> None:
         if len(self.in_flight) >= frames.IN_FLIGHT_MAX:
             raise ProtocolViolation(f"producer {self.handle} has more than {frames.IN_FLIGHT_MAX} batches in flight")
 
@@ -340,11 +340,11 @@ def _halved(batch: Batch, first: int, end: int, frame_size_max: int) -> list[Bat
 def fetched(batches: list[Batch], start: int, frame_size_max: int) -> list[Batch]:
     """As many of these batches, from `start` on, as fit into a frame of the peer; part of one if none does."""
     found: list[Batch] = []
-    room = frame_size_max - DELIVER_OVERHEAD_BYTES
+    free_bytes = frame_size_max - DELIVER_OVERHEAD_BYTES
     for batch in batches:
-        if batch.header.size_bytes <= room:
+        if batch.header.size_bytes <= free_bytes:
             found.append(batch)
-            room -= batch.header.size_bytes
+            free_bytes -= batch.header.size_bytes
             continue
         if not found:
             first = max(start, batch.header.base_offset)

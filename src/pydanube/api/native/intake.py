@@ -134,7 +134,7 @@ class BatchIntake:
         """Without a look at the batch: it is answered in its turn, also behind what is still being parsed."""
         try:
             header = parse_header(body)
-            producing.check_room()
+            producing.check_space()
         except (InvalidBatch, ProtocolViolation) as violation:
             self._connection.fail(violation, request_id)
             return
@@ -164,7 +164,7 @@ class BatchIntake:
                 if not self._append(request_id, producing, body, batch):
                     batch = batch or parse(body)  # as it has done, and found good
                     try:
-                        await producing.topic.door.admit_batch(batch)
+                        await producing.topic.enforcer.admit_batch(batch)
                     except DanubeError as error:
                         refusal = error
                     if self._connection.session.end is None:
@@ -192,15 +192,15 @@ class BatchIntake:
         try:
             batch = batch or parse(body)
             header = batch.header
-            producing.check_room()
+            producing.check_space()
             producing.check(batch)
             topic = producing.topic
             if refusal is not None:
                 raise refusal
-            if not is_admitted and not topic.door.lets_batch(batch):
+            if not is_admitted and not topic.enforcer.lets_batch(batch):
                 return False
             if topic.reliable:
-                outcome = topic.submit_batch(batch, producing.tell)
+                outcome = topic.submit_batch(batch, producing.on_decided)
             else:
                 outcome = _fan_out(topic, producing.name, batch)
         except (InvalidBatch, ProtocolViolation) as error:
@@ -217,7 +217,7 @@ class BatchIntake:
         if pending.outcome.done():
             self.answer_decided(producing)
         else:
-            pending.outcome.add_done_callback(lambda _: producing.tell())
+            pending.outcome.add_done_callback(lambda _: producing.on_decided())
 
     def answer_decided(self, producing: ProducerHandle) -> None:
         """Receipts and refusals, in the order of the batches."""

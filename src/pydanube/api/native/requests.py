@@ -72,6 +72,7 @@ class NativeRequests:
             "list_topics": self._list_topics,
             "get_lag": self._get_lag,
             "note_order": self._note_order,
+            "change_failure_policy": self._change_failure_policy,
         }
 
     def take(self, kind: str, command: pb.Command, body: memoryview) -> None:
@@ -147,7 +148,7 @@ class NativeRequests:
             reliable = await overview.delivery(found[0]) is Delivery.RELIABLE
             return {"topic_info": pb.TopicInfo(topic=name, reliable=reliable, partitions=len(found))}
         live = await overview.live(name)
-        described, policy = await overview.describe(name), await read_policy(self._broker.topics.rooms.metadata, name)
+        described, policy = await overview.describe(name), await read_policy(self._broker.topics.context.metadata, name)
         topic, reliable = self._broker.topics.get(name), described.delivery is Delivery.RELIABLE
         info = pb.TopicInfo(
             topic=name,
@@ -191,7 +192,7 @@ class NativeRequests:
         topic = await self._operations.reliable(TopicName(command.flush_log.topic))
         head = topic.head
         first_on_disk = await topic.flush_log()
-        stored = await read_subscriptions(self._broker.topics.rooms.metadata, topic.name)
+        stored = await read_subscriptions(self._broker.topics.context.metadata, topic.name)
         letters = {each.config.policy.dead_letter_topic for each in stored if each.config.policy is not None}
         flushed = pb.LogFlushed(
             head=head,
@@ -365,6 +366,13 @@ class NativeRequests:
             sentence=subscription.explain()[:1024],
         )
         return {"lag": lag}
+
+    async def _change_failure_policy(self, command: pb.Command) -> dict[str, Any]:
+        request = command.change_failure_policy
+        given = {field.name: value for field, value in request.ListFields() if field.has_presence}
+        names = TopicName(request.topic), SubscriptionName(request.subscription)
+        await self._operations.change_failure_policy(*names, given)
+        return {"done": pb.Done()}
 
     # --- reading ------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class NativeServer:
         if self._server is not None:
             self._server.close()
         for connection in list(self.connections):
-            connection.say_goodbye("the broker is shutting down")
+            connection.send_goodbye("the broker is shutting down")
         deadline = self.broker.clock.elapsed() + grace_seconds
         while self.connections and self.broker.clock.elapsed() < deadline:
             await self.broker.clock.sleep(0.02)

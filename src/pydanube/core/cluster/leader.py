@@ -391,9 +391,9 @@ class Leading:
             if not topics and not moving:
                 yield FinishDrain(broker, DRAIN_COMPLETE)
                 continue
-            room = drain.parallel_max - len(moving)
+            capacity = drain.parallel_max - len(moving)
             for topic in topics:
-                if room <= 0:
+                if capacity <= 0:
                     break
                 if topic in world.markers:
                     continue
@@ -405,7 +405,7 @@ class Leading:
                 if target is None:
                     break
                 scale.put_on(target)
-                room -= 1
+                capacity -= 1
                 yield StartMove(topic, marker.towards(target))
 
     def _rebalance(self, now: float, now_ms: int, world: World) -> Iterator[Decision]:

@@ -1,9 +1,13 @@
 """How busy brokers are: what they report, and three ways to make one number of it.
 
     fair            how many topics
-    balanced        0.3 · W + 0.35 · CPU % + 0.35 · memory %
+    balanced        0.3 · W + 0.35 · CPU % + 0.35 · scarcity of memory
                     W = 0.2 · topics + 0.3 · Mbit/s + 0.3 · (producers + consumers) + 0.2 · backlog / 10,000
     weighted_load   every figure as a part of the cluster's largest; whichever is largest here counts most
+
+What is used of a machine's memory is caches and neighbours, and no topic takes it along: it counts where it is scarce,
+0 up to 70 % in use, 100 when all is. In `weighted_load` what machines are busy with is a part of 70 % at least, for the
+same reason: of machines that do next to nothing none is the busy one.
 
 What a broker does not say of itself (an older one, one that has just come) is unknown and not nothing: it counts as the
 mean of those that say it, so that no broker looks idle because it is silent.
@@ -16,7 +20,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Self
 
@@ -26,6 +30,7 @@ from pydanube.errors import InvalidName
 
 BACKLOG_UNIT: Final = 10_000
 BUSY: Final = 0.7  # beyond this part of the cluster's largest figure, a figure is what the broker lacks most
+SCARCE: Final = 70.0  # percent in use from which a machine's memory is scarce; and its other figures count in full
 TOPICS_REPORTED_MAX: Final = 1_000  # some 250 bytes each; a value in the store has 1.5 MiB
 QUIET_BYTES_MAX: Final = 1024 * 1024  # some 5,000 topics
 QUIET_SECONDS: Final = 300.0  # until topics that became quiet are written as such
@@ -386,22 +391,30 @@ def _balanced(figures: Figures) -> float:
         + 0.3 * figures.connections
         + 0.2 * figures.backlog / BACKLOG_UNIT
     )  # fmt: skip
-    return 0.3 * work + 0.35 * (figures.cpu or 0.0) + 0.35 * (figures.memory or 0.0)
+    return 0.3 * work + 0.35 * (figures.cpu or 0.0) + 0.35 * _scarcity(figures.memory)
+
+
+def _scarcity(used: float | None) -> float:
+    """Of memory that is in use by so many percent."""
+    return max(0.0, (used or 0.0) - SCARCE) * 100 / (100 - SCARCE)
 
 
 def _weighted(measured: Mapping[BrokerId, Figures]) -> dict[BrokerId, float]:
-    # A figure that is small everywhere must not decide: the largest counts as 1 at least.
-    def parts(pick: str) -> dict[BrokerId, float]:
-        values = {broker: float(getattr(figures, pick) or 0.0) for broker, figures in measured.items()}
-        largest = max([1.0, *values.values()])
+    # A figure that is small everywhere must not decide: the largest counts as so much at least.
+    def parts(pick: Callable[[Figures], float | None], least: float) -> dict[BrokerId, float]:
+        values = {broker: float(pick(figures) or 0.0) for broker, figures in measured.items()}
+        largest = max([least, *values.values()])
         return {broker: value / largest for broker, value in values.items()}
 
-    cpu, memory, disk, network = parts("cpu"), parts("memory"), parts("disk"), parts("network")
-    throughput, topics = parts("mbps"), parts("topics")
+    cpu, disk = parts(lambda each: each.cpu, SCARCE), parts(lambda each: each.disk, SCARCE)
+    memory = parts(lambda each: _scarcity(each.memory), SCARCE)
+    network, throughput = parts(lambda each: each.network, 1.0), parts(lambda each: each.mbps, 1.0)
+    topics = parts(lambda each: each.topics, 1.0)
     loads = {}
     for broker in measured:
         c, m, t, n, k = cpu[broker], memory[broker], throughput[broker], network[broker], topics[broker]
-        most = max(c, m, t, n, k, disk[broker])
+        d = disk[broker]
+        most = max(c, m, t, n, k, d)
         if most <= BUSY:
             load = 0.25 * k + 0.25 * c + 0.25 * m + 0.15 * t + 0.1 * n
         elif most == c:
@@ -412,6 +425,8 @@ def _weighted(measured: Mapping[BrokerId, Figures]) -> dict[BrokerId, float]:
             load = 0.5 * t + 0.2 * n + 0.15 * c + 0.15 * m
         elif most == n:
             load = 0.5 * n + 0.2 * t + 0.15 * c + 0.15 * m
+        elif most == d:
+            load = 0.5 * d + 0.2 * t + 0.15 * c + 0.15 * k
         else:
             load = 0.5 * k + 0.2 * c + 0.2 * m + 0.1 * t
         loads[broker] = 100 * load

@@ -30,8 +30,8 @@ from pydanube.core.commit.values import (
     FAILURE,
     FIRST,
     PREPARED,
-    ROOM,
     SIZE,
+    SPACE,
     TIME,
     Answers,
     B,
@@ -159,7 +159,7 @@ class CommitMachine(Generic[T, B, W]):
 
     def segment_not_made(self, of: T, why: str, error: DiskFull) -> Answers[W]:
         """The disk is full, and nothing was made. The target goes on in the one it has, if that is not full."""
-        return [] if why in (ROOM, PREPARED) else self.withdraw(of, error)
+        return [] if why in (SPACE, PREPARED) else self.withdraw(of, error)
 
     def segment_ended(self, of: T) -> None:
         """No segment is being made any more."""

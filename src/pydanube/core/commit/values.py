@@ -16,7 +16,7 @@ from pydanube.errors import DanubeError, DiskFull
 
 # Why a segment is made. The first three end the one before it because of a group that needs another.
 SIZE, TIME, FAILURE = "size", "time", "failure"
-FIRST, PREPARED, ROOM = "first", "prepared", "room"
+FIRST, PREPARED, SPACE = "first", "prepared", "room"
 
 # --- what comes in ------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class ConsumerQueues:
         idle = [
             window
             for window in windows
-            if self._windows.room(window) > 0 and not (window.unseen if window.hands_over else window.held)
+            if self._windows.capacity(window) > 0 and not (window.unseen if window.hands_over else window.held)
         ]
         return idle, busy
 

@@ -113,29 +113,29 @@ class ConsumerWindows:
         by_window = [self.pace.window_max(window) for window in self._windows.values() if window.messages is None]
         return min(self.pace.limits.unacked_max, sum(by_window)) if by_window else self.pace.limits.unacked_max
 
-    def room(self, window: ConsumerWindow) -> int:
+    def capacity(self, window: ConsumerWindow) -> int:
         """How many messages it could be sent now."""
-        return 0 if window.paused else self._room(window)
+        return 0 if window.paused else self._capacity(window)
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Also counts consumers that are paused: a pause ends with the next poll."""
-        return any(self._room(window) > 0 for window in self._windows.values())
+        return any(self._capacity(window) > 0 for window in self._windows.values())
 
-    def has_room_for(self, window: ConsumerWindow) -> bool:
-        return self._room(window) > 0
+    def has_capacity_for(self, window: ConsumerWindow) -> bool:
+        return self._capacity(window) > 0
 
-    def _room(self, window: ConsumerWindow) -> int:
+    def _capacity(self, window: ConsumerWindow) -> int:
         if window.shipping or window.stalled or window.stopped:
             return 0
-        held_room = self.pace.limits.consumer_unacked_max - window.held
+        held_free = self.pace.limits.consumer_unacked_max - window.held
         if window.messages is None:
             free = self.pace.limits.unacked_max - self.window_held
             if free <= 0:
                 return 0
-            return max(0, min(held_room, free, self.pace.window_max(window) - window.held - window.overdue.count))
+            return max(0, min(held_free, free, self.pace.window_max(window) - window.held - window.overdue.count))
         if window.size_bytes <= 0:
             return 0
-        return max(0, min(held_room, window.messages, self.pace.limits.send_max - window.sending))
+        return max(0, min(held_free, window.messages, self.pace.limits.send_max - window.sending))
 
     def hold(self, window: ConsumerWindow, count: int) -> None:
         if window.messages is None:

@@ -91,19 +91,19 @@ class KeySharedDispatch(DispatchMachine):
                 pass
         super()._apply(event)
 
-    def _has_room(self, committed_head: int) -> bool:
+    def _has_capacity(self, committed_head: int) -> bool:
         """Could a message be sent that there is, or a key be read?"""
-        has_room = [window.consumer for window in self.windows.all if self.windows.has_room_for(window)]
-        if not has_room:
+        has_capacity = [window.consumer for window in self.windows.all if self.windows.has_capacity_for(window)]
+        if not has_capacity:
             return False
         if self.backlog.unread or self.progress.fresh_count(committed_head) > 0:
             return True
-        return any(self.backlog.first_idle(consumer) is not None for consumer in has_room)
+        return any(self.backlog.first_idle(consumer) is not None for consumer in has_capacity)
 
     # --- assigning --------------------------------------------------------------------------------------
 
     def _assign(self) -> None:
-        backlog, room = self.backlog, self.windows.room
+        backlog, capacity = self.backlog, self.windows.capacity
         # Without any consumer no key has been refused.
         if backlog.look_for_unaccepted and len(self.windows) and self.unaccepted is Unaccepted.SKIP:
             backlog.skip_unaccepted()
@@ -119,7 +119,7 @@ class KeySharedDispatch(DispatchMachine):
                 return
             offset, at = heappop(lowest)
             window = windows[at]
-            if room(window) <= 0:
+            if capacity(window) <= 0:
                 continue  # the window that all share is full
             if self.deliveries.allowance() == 0:
                 return
@@ -134,14 +134,14 @@ class KeySharedDispatch(DispatchMachine):
 
     def _offer_to(self, lowest: list[tuple[int, int]], at: int, window: ConsumerWindow) -> None:
         """Among consumers with a free window, the key whose next message is the lowest goes first."""
-        if self.windows.room(window) > 0 and (queue := self.backlog.first_idle(window.consumer)) is not None:
+        if self.windows.capacity(window) > 0 and (queue := self.backlog.first_idle(window.consumer)) is not None:
             heappush(lowest, (queue.offsets[0], at))
 
     # --- reading keys -----------------------------------------------------------------------------------
 
     def _ask_for_keys(self, windows: Sequence[ConsumerWindow]) -> None:
         """Reads ahead only while a consumer has a free window and nothing to do."""
-        if not any(self.windows.room(window) > 0 for window in windows):
+        if not any(self.windows.capacity(window) > 0 for window in windows):
             return
         wanted = self._next_unknown()
         if wanted is not None:

@@ -81,7 +81,7 @@ class Standing:
     lag: int
     undispatched: int  # committed, readable, not handed out, not waiting for anything
     consumers: int = 0
-    has_room: bool = False
+    has_capacity: bool = False
     unacked: int = 0
     unseen: int = 0  # of these, in the queues of consumers whose applications have not taken them
     late: int = 0  # in addition, still in queues of consumers although their time is over
@@ -122,7 +122,7 @@ def beat(standing: Standing, heartbeat: Heartbeat, now: float, *, new_history: b
     undispatched = standing.undispatched > 0 or new_history
     stopped = standing.blocked_offset is not None and not standing.blocked_keys
     limited = standing.rate_ready_at is not None and standing.rate_ready_at > now
-    return Beat(heartbeat.polls and undispatched and standing.has_room and not (stopped or limited), lag)
+    return Beat(heartbeat.polls and undispatched and standing.has_capacity and not (stopped or limited), lag)
 
 
 def explain(standing: Standing, now: float, *, expired: int = 0) -> str:
@@ -151,7 +151,7 @@ def _cause(s: Standing, now: float) -> str:
         return f"rate limited: the next message may go in {_seconds(s.rate_ready_at - now)}; {behind}"
     if s.blocked_keys:
         behind += f"; poison blocks {s.blocked_keys} of its keys, {s.blocked_key!r} at offset {s.blocked_offset}"
-    if s.undispatched and not s.has_room:
+    if s.undispatched and not s.has_capacity:
         if s.unacked_max is not None and s.window_held >= s.unacked_max:
             return f"window full: {s.window_held} of {s.unacked_max} messages wait for an ack; {behind}"
         if not (s.unacked or s.late):

@@ -142,7 +142,7 @@ class DispatchMachine(ABC):
             lag=progress.lag(committed_head),
             undispatched=kept.undispatched,
             consumers=len(windows),
-            has_room=self._has_room(committed_head),
+            has_capacity=self._has_capacity(committed_head),
             unacked=self.in_flight.count,
             unseen=self.windows.unseen,
             late=self.windows.late,
@@ -173,7 +173,7 @@ class DispatchMachine(ABC):
         """Sends what can be sent, lowest first."""
 
     @abstractmethod
-    def _has_room(self, committed_head: int) -> bool:
+    def _has_capacity(self, committed_head: int) -> bool:
         """Could a message be sent, if there were one?"""
 
     @abstractmethod
@@ -361,7 +361,7 @@ class DispatchMachine(ABC):
         for window in self.queues.silent():
             if not self._may_take_from(window):
                 continue
-            if not any(self.windows.room(other) > 0 for other in self.windows.all if other is not window):
+            if not any(self.windows.capacity(other) > 0 for other in self.windows.all if other is not window):
                 return
             pieces = self.queues.take(window)
             self._keep(pieces)

@@ -79,16 +79,16 @@ class FailoverDispatch(RangeDispatch):
     def _is_held_elsewhere(self) -> bool:
         return any(window.held for window in self.windows.all[1:])
 
-    def _has_room(self, committed_head: int) -> bool:
+    def _has_capacity(self, committed_head: int) -> bool:
         first = self.windows.first
-        return first is not None and self.windows.has_room_for(first) and not self._is_held_elsewhere()
+        return first is not None and self.windows.has_capacity_for(first) and not self._is_held_elsewhere()
 
     def _assign(self) -> None:
         window = self.windows.first
         if self.backlog.blocking or window is None or self._is_held_elsewhere():
             return
         pieces = 0
-        while (room := self.windows.room(window)) > 0 and self.backlog.can_send():
+        while (capacity := self.windows.capacity(window)) > 0 and self.backlog.can_send():
             if pieces == self.context.pieces_max:
                 self._unfinished = True
                 return
@@ -96,7 +96,7 @@ class FailoverDispatch(RangeDispatch):
             allowed = self.deliveries.allowance()
             if allowed == 0:
                 return
-            piece = self.backlog.take(room if allowed is None else min(room, allowed))
+            piece = self.backlog.take(capacity if allowed is None else min(capacity, allowed))
             if piece is None:
                 return
             self.deliveries.send(window, piece.first, piece.end, piece.value)
@@ -138,20 +138,20 @@ class SharedDispatch(RangeDispatch):
         self._turn -= at < self._turn
         super()._leave(consumer)
 
-    def _has_room(self, committed_head: int) -> bool:
-        return self.windows.has_room()
+    def _has_capacity(self, committed_head: int) -> bool:
+        return self.windows.has_capacity()
 
     def _assign(self) -> None:
         if self.backlog.blocking or not self._turns or not self.backlog.can_send():
             return
         # Windows only fill up in a step: one that is full when its turn comes stays full in this step.
         turns = [(self._turn + step) % len(self._turns) for step in range(len(self._turns))]
-        line = deque(at for at in turns if self.windows.room(self._turns[at]) > 0)
+        line = deque(at for at in turns if self.windows.capacity(self._turns[at]) > 0)
         share = pieces = 0
         while line and self.backlog.can_send():
             at = line.popleft()
             window = self._turns[at]
-            if self.windows.room(window) <= 0:
+            if self.windows.capacity(window) <= 0:
                 continue
             if pieces == self.context.pieces_max:
                 self._unfinished = True
@@ -164,7 +164,7 @@ class SharedDispatch(RangeDispatch):
                 count_max = 1
             else:
                 share = share or self._share()
-                count_max = min(share, self.windows.room(window), allowed or share)
+                count_max = min(share, self.windows.capacity(window), allowed or share)
             piece = self.backlog.take(count_max)
             if piece is None:
                 return
@@ -179,5 +179,5 @@ class SharedDispatch(RangeDispatch):
 
     def _share(self) -> int:
         """Equal parts of what can be sent now, for those with a free window."""
-        takers = sum(self.windows.room(window) > 0 for window in self._turns)
+        takers = sum(self.windows.capacity(window) > 0 for window in self._turns)
         return max(1, -(-(self.backlog.sendable()) // takers))

@@ -245,7 +245,7 @@ class OffsetRanges:
         """As `encode`, with pauses, in which the set must not change. Returns also how many offsets the bytes hold."""
         out = bytearray([FORMAT])
         _put_number(out, base)
-        room = size_max_bytes - CRC_SIZE_BYTES
+        free_bytes = size_max_bytes - CRC_SIZE_BYTES
         previous = base
         held = 0
         at = bisect_right(self._ends, base)
@@ -260,7 +260,7 @@ class OffsetRanges:
                 else:
                     _put_number(out, gap)
                     _put_number(out, length)
-                if len(out) > room:
+                if len(out) > free_bytes:
                     del out[size:]
                     at = len(self._firsts)
                     break

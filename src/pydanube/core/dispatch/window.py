@@ -311,7 +311,7 @@ class InFlight:
         pieces = self._held.cut(first, end)
         for piece in pieces:
             piece.value.left -= piece.end - piece.first
-        self._forget_landed()
+        self._forget_settled()
         return pieces
 
     def cut_consumer(self, consumer: ConsumerId) -> list[RangePiece[Flight]]:
@@ -319,7 +319,7 @@ class InFlight:
         pieces = self._held.extract(lambda flight: flight.consumer == consumer)
         for piece in pieces:
             piece.value.left -= piece.end - piece.first
-        self._forget_landed()
+        self._forget_settled()
         return pieces
 
     def unseen(self, consumer: ConsumerId) -> list[RangePiece[Flight]]:
@@ -351,17 +351,17 @@ class InFlight:
     def cut_sent(self, too_long_ago: Callable[[float], bool], pieces_max: int) -> list[RangePiece[Flight]]:
         """Takes back what was sent too long ago, oldest first; no more flights when there are `pieces_max` pieces."""
         late: list[RangePiece[Flight]] = []
-        self._forget_landed()
+        self._forget_settled()
         while len(late) < pieces_max and self._by_age and too_long_ago(self._by_age[0].sent_at):
             flight = self._by_age.popleft()
             for piece in self._held.overlap(flight.first, flight.end):
                 if piece.value is flight:
                     late += self.cut(piece.first, piece.end)
-            self._forget_landed()
+            self._forget_settled()
         return sorted(late, key=lambda piece: piece.first)
 
     def oldest_sent_at(self) -> float | None:
-        self._forget_landed()
+        self._forget_settled()
         return self._by_age[0].sent_at if self._by_age else None
 
     def clear(self) -> None:
@@ -369,6 +369,6 @@ class InFlight:
         self._by_age.clear()
         self._extended.clear()
 
-    def _forget_landed(self) -> None:
+    def _forget_settled(self) -> None:
         while self._by_age and self._by_age[0].left == 0:
             self._by_age.popleft()

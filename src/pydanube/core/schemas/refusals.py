@@ -55,7 +55,7 @@ class SchemaTooCostly(Refused):
 
 @says("topic {topic} refuses the message: {why}")
 class SchemaRefused(Refused):
-    """`reason` is one of `core.schemas.door.Reason`, as metrics have it."""
+    """`reason` is one of `core.schemas.enforcing.Reason`, as metrics have it."""
 
     topic: str
     reason: str

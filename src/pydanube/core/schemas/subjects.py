@@ -128,7 +128,7 @@ class SchemaVersion:
     tags: tuple[str, ...] = ()
     created_at: int = 0
     created_by: str = ""
-    references: tuple[str, ...] = field(default=())  # always empty: see docs/adr/0013
+    references: tuple[str, ...] = field(default=())  # always empty: see docs/adr/0017
 
     @property
     def message(self) -> str:

@@ -61,7 +61,7 @@ def sync_data(descriptor: OpenFile) -> str:
 
 class Descriptors:
     """A table of at most `descriptors_max` descriptors, and more only while more are in use, or between a write and
-    the next `make_room`.
+    the next `evict`.
 
     A table of none looks every name up anew, because other processes may give it to another file at any time.
     """
@@ -112,7 +112,7 @@ class Descriptors:
             self._idle[descriptor] = None
             self._evict()
 
-    def make_room(self, opening: int) -> list[OpenFile]:
+    def evict(self, opening: int) -> list[OpenFile]:
         """So many files are about to be opened: others are closed for them. What cannot be closed before it is synced
         is returned, in use, to be synced, released and followed by another call.
         """

@@ -78,7 +78,7 @@ class FileWriter:
     def write(self, writes: Sequence[Write], sync: bool) -> list[WriteResult]:
         results: list[WriteResult] = []
         for slice_ in _slices(writes, self._files_at_once):
-            self._make_room(len({write.path for write in slice_}))
+            self._evict(len({write.path for write in slice_}))
             results += self._write_slice(slice_, sync)
         return results
 
@@ -107,9 +107,9 @@ class FileWriter:
                 results[i] = failures.get(write.path) or results[i]
         return results
 
-    def _make_room(self, opening: int) -> None:
+    def _evict(self, opening: int) -> None:
         """Files with unsynced writes are synced and closed, if too many are open."""
-        while oldest := self._descriptors.make_room(opening):
+        while oldest := self._descriptors.evict(opening):
             written = [descriptor.writes for descriptor in oldest]
             failures = list(self._syncs.map(sync_data, oldest))
             for descriptor, writes, failed in zip(oldest, written, failures, strict=True):
@@ -177,11 +177,11 @@ def _write_all(fd: int, buffers: Sequence[Buffer], position: int) -> None:
 def _piece(left: deque[memoryview]) -> list[memoryview]:
     """What one call writes."""
     piece: list[memoryview] = []
-    room = WRITE_BYTES_MAX
+    free_bytes = WRITE_BYTES_MAX
     for view in left:
-        piece.append(view[:room])
-        room -= piece[-1].nbytes
-        if room == 0 or len(piece) == IOV_MAX:
+        piece.append(view[:free_bytes])
+        free_bytes -= piece[-1].nbytes
+        if free_bytes == 0 or len(piece) == IOV_MAX:
             break
     return piece
 

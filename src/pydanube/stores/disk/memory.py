@@ -78,7 +78,7 @@ class MemoryDisk:
     async def truncate(self, path: str, length: int) -> None:
         assert length >= 0
         file = self._file(path)
-        if length > len(file) and not self._has_room(length - len(file)):
+        if length > len(file) and not self._has_space(length - len(file)):
             raise DiskFull(path)
         self._contents.used_bytes += length - len(file)
         file.extend(bytes(max(0, length - len(file))))
@@ -173,7 +173,7 @@ class MemoryDisk:
         if file is not None:
             self._contents.used_bytes -= len(file)
 
-    def _has_room(self, more_bytes: int) -> bool:
+    def _has_space(self, more_bytes: int) -> bool:
         capacity_bytes = self._contents.capacity_bytes
         return capacity_bytes is None or self._contents.used_bytes + more_bytes <= capacity_bytes
 
@@ -186,7 +186,7 @@ class MemoryDisk:
         end = position + len(data)
         more_bytes = end - len(file)
         if data and more_bytes > 0:
-            if not self._has_room(more_bytes):
+            if not self._has_space(more_bytes):
                 return DiskFull(path)
             file.extend(bytes(more_bytes))  # zeros, also between the old end and `position`
             self._contents.used_bytes += more_bytes

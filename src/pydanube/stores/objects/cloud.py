@@ -47,9 +47,9 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from pydanube.core.history.object_keys import check_key
 from pydanube.core.units import MIB
 from pydanube.errors import Conflict, StoreRefused, Unreachable
-from pydanube.ports import Buffer, Elsewhere, ObjectInfo
+from pydanube.ports import Buffer, ObjectInfo, StoreOpener
 from pydanube.stores.objects.listing import ListedObject, Listing
-from pydanube.stores.objects.upload_rate import Pace
+from pydanube.stores.objects.upload_rate import UploadRate
 
 if TYPE_CHECKING:
     from obstore import Attributes, ListResult, ObjectMeta
@@ -60,7 +60,7 @@ Store: TypeAlias = S3Store | GCSStore | AzureStore
 PARTS_FROM_BYTES: Final = 16 * MIB
 PART_BYTES: Final = 8 * MIB
 PARTS_AT_ONCE: Final = 4
-PIECE_BYTES: Final = MIB  # of a part, at a pace
+PIECE_BYTES: Final = MIB  # of a part, at a rate
 AT_ONCE_BYTES_MAX: Final = 9 * MIB  # up to here it comes as one: a row group does
 TOKEN: Final = "danubeput"  # letters alone: Azure allows no hyphen, and proxies drop underscores
 
@@ -77,9 +77,9 @@ class Patience:
 
 
 class RemoteObjectStore:
-    """`name` is what errors call the store; no secret is in it. What is put in parts is sent at the `pace`.
+    """`name` is what errors call the store; no secret is in it. What is put in parts is sent at its `upload_rate`.
 
-    `elsewhere` opens the same store in another process.
+    `opener` opens the same store in another process.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class RemoteObjectStore:
         store: Store,
         name: str,
         patience: Patience | None = None,
-        pace: Pace | None = None,
-        elsewhere: Elsewhere | None = None,
+        upload_rate: UploadRate | None = None,
+        opener: StoreOpener | None = None,
     ) -> None:
-        self._elsewhere = elsewhere
+        self._opener = opener
         self._store = store
         self._name = name
         self._patience = patience or Patience()
-        self._pace = pace
+        self._upload_rate = upload_rate
 
     async def close(self) -> None:
         """Connections end by themselves."""
@@ -141,15 +141,15 @@ class RemoteObjectStore:
         return _info(key, await self._try(key, lambda limit: obstore.head_async(self._store, key)))
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        return Listing(prefix, after, self._look, self._tell)
+        return Listing(prefix, after, self._look, self._info_of)
 
     async def delete(self, key: str) -> None:
         check_key(key)
         with suppress(FileNotFoundError):  # some stores say so, others do not
             await self._try(key, lambda limit: obstore.delete_async(self._store, key))
 
-    async def elsewhere(self) -> Elsewhere | None:
-        return self._elsewhere
+    async def opener(self) -> StoreOpener | None:
+        return self._opener
 
     # --- beyond the port ---
 
@@ -219,7 +219,7 @@ class RemoteObjectStore:
         result = await obstore.put_async(
             self._store,
             key,
-            buffers if self._pace is None else _paced(buffers, self._pace),
+            buffers if self._upload_rate is None else _paced(buffers, self._upload_rate),
             attributes=attributes,
             use_multipart=True,
             chunk_size=PART_BYTES,
@@ -265,7 +265,7 @@ class RemoteObjectStore:
         metas = (meta for meta in result["objects"] if meta["path"].startswith(directory))
         return found + [ListedObject(meta["path"], _info(meta["path"], meta)) for meta in metas]
 
-    async def _tell(self, found: ListedObject[ObjectInfo | None]) -> ObjectInfo | None:
+    async def _info_of(self, found: ListedObject[ObjectInfo | None]) -> ObjectInfo | None:
         return found.what
 
     # --- one after the other ---
@@ -311,12 +311,12 @@ class RemoteObjectStore:
         return why
 
 
-async def _paced(buffers: Sequence[memoryview], pace: Pace) -> AsyncIterator[memoryview]:
+async def _paced(buffers: Sequence[memoryview], upload_rate: UploadRate) -> AsyncIterator[memoryview]:
     for buffer in buffers:
         for position in range(0, buffer.nbytes, PIECE_BYTES):
             piece = buffer[position : position + PIECE_BYTES]
             yield piece
-            await pace.wait(piece.nbytes)
+            await upload_rate.wait(piece.nbytes)
 
 
 # --- time -------------------------------------------------------------------------------------------

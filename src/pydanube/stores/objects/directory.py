@@ -36,10 +36,10 @@ from typing import Final
 
 from pydanube.core.history.object_keys import NO_DOT, is_part, path_of
 from pydanube.errors import Conflict, DirectoryInUse, DiskFailed, DiskFull, Unreachable
-from pydanube.ports import Buffer, Disk, Elsewhere, Entry, ObjectInfo, Write
+from pydanube.ports import Buffer, Disk, Entry, ObjectInfo, StoreOpener, Write
 from pydanube.stores.disk.paths import parent
 from pydanube.stores.objects.listing import ListedObject, Listing
-from pydanube.stores.objects.upload_rate import Pace
+from pydanube.stores.objects.upload_rate import UploadRate
 
 UPLOADING: Final = ".uploading~"  # no key has a tilde
 EVERYTHING: Final = 1 << 62  # longer than any file
@@ -57,22 +57,29 @@ LAST_BYTES: Final = WHOLE_BYTES_MAX - FIRST_BYTES
 class FileObjectStore:
     """`name` is what errors call the store. Only `open` makes one."""
 
-    def __init__(self, disk: Disk, name: str, place: str, close_disk: Callable[[], None], pace: Pace | None) -> None:
+    def __init__(
+        self, disk: Disk, name: str, place: str, close_disk: Callable[[], None], upload_rate: UploadRate | None
+    ) -> None:
         self._disk = disk
         self._name = name
         self._place = place
         self._close_disk = close_disk
-        self._pace = pace
+        self._upload_rate = upload_rate
         self._numbers = count(1)
         self._named: set[str] = set()  # directories whose names a power cut leaves
 
     @classmethod
     async def open(
-        cls, disk: Disk, name: str, *, close_disk: Callable[[], None] = lambda: None, pace: Pace | None = None
+        cls,
+        disk: Disk,
+        name: str,
+        *,
+        close_disk: Callable[[], None] = lambda: None,
+        upload_rate: UploadRate | None = None,
     ) -> FileObjectStore:
         """Removes what dead processes left half-written. Raises DiskFull or DiskFailed where it cannot write."""
         await disk.make_directory(UPLOADING)
-        store = cls(disk, name, await _take_place(disk), close_disk, pace)
+        store = cls(disk, name, await _take_place(disk), close_disk, upload_rate)
         try:
             await store._try_out()
         except BaseException:
@@ -130,7 +137,7 @@ class FileObjectStore:
             return info
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        return Listing(prefix, after, self._look, self._tell)
+        return Listing(prefix, after, self._look, self._info_of)
 
     async def delete(self, key: str) -> None:
         path = path_of(key)
@@ -139,8 +146,8 @@ class FileObjectStore:
             with suppress(FileNotFoundError):  # not even a directory
                 await self._disk.sync_directory(parent(path))
 
-    async def elsewhere(self) -> Elsewhere | None:
-        """None: the disk may be the log's, and all its writers share one pace, in this process."""
+    async def opener(self) -> StoreOpener | None:
+        """None: the disk may be the log's, and all its writers share one rate, in this process."""
         return None
 
     # --- writing ---
@@ -157,8 +164,8 @@ class FileObjectStore:
                         raise failure
                 written = sum(buffer.nbytes for buffer in piece)
                 position += written
-                if self._pace is not None:
-                    await self._pace.wait(written)
+                if self._upload_rate is not None:
+                    await self._upload_rate.wait(written)
         except BaseException:
             await self._forget(path)
             raise
@@ -213,7 +220,7 @@ class FileObjectStore:
             entries = await self._disk.list(path)
         return filter(None, (_found(directory, path, entry) for entry in entries))
 
-    async def _tell(self, found: ListedObject[str]) -> ObjectInfo | None:
+    async def _info_of(self, found: ListedObject[str]) -> ObjectInfo | None:
         with self._our_errors(), suppress(FileNotFoundError):  # deleted since we looked
             return await self._info(found.key, found.what)
         return None
@@ -269,14 +276,14 @@ async def _lock(disk: Disk, place: str) -> bool:
 def _pieces(buffers: Sequence[Buffer]) -> Iterator[list[memoryview]]:
     """The same bytes, PIECE_BYTES at a time; one empty piece if there are none, because that file is synced too."""
     piece: list[memoryview] = []
-    room = PIECE_BYTES
+    free_bytes = PIECE_BYTES
     for buffer in buffers:
         view = memoryview(buffer).cast("B")
-        while view.nbytes > room:
-            yield [*piece, view[:room]]
-            view, piece, room = view[room:], [], PIECE_BYTES
+        while view.nbytes > free_bytes:
+            yield [*piece, view[:free_bytes]]
+            view, piece, free_bytes = view[free_bytes:], [], PIECE_BYTES
         piece.append(view)
-        room -= view.nbytes
+        free_bytes -= view.nbytes
     yield piece
 
 

@@ -30,7 +30,7 @@ class Listing(Generic[T]):
     """Not an async generator: one that is dropped half-way makes the loop start a task to close it, at a moment that
     the garbage collector chooses.
 
-    `look` returns what is in the directory "" or "a/b/", and `tell` what is to be said of an object, or None if it is
+    `look` returns what is in the directory "" or "a/b/", `info_of` what is known of an object, or None if it is
     gone since.
     """
 
@@ -39,12 +39,12 @@ class Listing(Generic[T]):
         prefix: str,
         after: str,
         look: Callable[[str], Awaitable[Iterable[ListedObject[T]]]],
-        tell: Callable[[ListedObject[T]], Awaitable[ObjectInfo | None]],
+        info_of: Callable[[ListedObject[T]], Awaitable[ObjectInfo | None]],
     ) -> None:
         self._prefix = prefix
         self._after = after
         self._look = look
-        self._tell = tell
+        self._info_of = info_of
         self._ahead: list[ListedObject[T]] = []  # the next one last
         self._first: str | None = prefix[: prefix.rfind("/") + 1]
 
@@ -61,7 +61,7 @@ class Listing(Generic[T]):
             found = self._ahead.pop()
             if found.key.endswith("/"):
                 await self._enter(found.key)
-            elif (info := await self._tell(found)) is not None:
+            elif (info := await self._info_of(found)) is not None:
                 return info
         raise StopAsyncIteration
 

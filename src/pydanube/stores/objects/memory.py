@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from pydanube.core.history.object_keys import check_key
 from pydanube.errors import Conflict
-from pydanube.ports import Buffer, Elsewhere, ObjectInfo
+from pydanube.ports import Buffer, ObjectInfo, StoreOpener
 
 
 class MemoryObjectStore:
@@ -36,7 +36,7 @@ class MemoryObjectStore:
     async def head(self, key: str) -> ObjectInfo:
         return self._find(key)[0]
 
-    async def elsewhere(self) -> Elsewhere | None:
+    async def opener(self) -> StoreOpener | None:
         return None
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 from pydanube.errors import ConfigError, Conflict, StoreRefused, Unreachable
-from pydanube.ports import Buffer, Elsewhere, ObjectInfo, ObjectStore
+from pydanube.ports import Buffer, ObjectInfo, ObjectStore, StoreOpener
 from pydanube.stores.objects.settings import WHAT_TO_SET
 
 ID_KEY: Final = "danube-cluster.json"
@@ -30,7 +30,7 @@ async def check_store(
     """
     try:
         async with asyncio.timeout(seconds):
-            why_not = await _claim(store, cluster_id)
+            why_not = await _mark_store(store, cluster_id)
     except TimeoutError:
         return Unreachable(url, f"no answer within {seconds:g} s")
     except StoreRefused as error:
@@ -43,7 +43,7 @@ async def check_store(
     return None
 
 
-async def _claim(store: ObjectStore, cluster_id: str) -> str:
+async def _mark_store(store: ObjectStore, cluster_id: str) -> str:
     """Why the store is not for us; empty if it is ours, perhaps since now."""
     content = json.dumps({"cluster_id": cluster_id}).encode()
     while True:
@@ -124,15 +124,15 @@ class OwnedObjectStore:
         await self.ask()
         await self._store.delete(key)
 
-    async def elsewhere(self) -> Elsewhere | None:
+    async def opener(self) -> StoreOpener | None:
         await self.ask()
-        return await self._store.elsewhere()
+        return await self._store.opener()
 
     async def ask(self) -> None:
         """Raises Unreachable or StoreRefused while it is not known to be ours."""
         if self._is_ours:
             return
-        why_not = await _claim(self._store, self._cluster_id)
+        why_not = await _mark_store(self._store, self._cluster_id)
         if not why_not and self._objection is not None:
             why_not = await self._objection()
         if why_not:

@@ -17,7 +17,7 @@ RATE_MIN: Final = 32 * MIB  # bytes a second; more if so much waits that this wo
 BURST_BYTES: Final = 4 * MIB  # small objects are not worth waiting for
 
 
-class Pace:
+class UploadRate:
     """A rate limit that all writers of objects share."""
 
     def __init__(self, clock: Clock) -> None:

@@ -18,7 +18,7 @@ from pydanube.stores.objects.cloud import Patience, RemoteObjectStore
 from pydanube.stores.objects.directory import FileObjectStore
 from pydanube.stores.objects.providers import make_store
 from pydanube.stores.objects.settings import StoreSettings, StoreUrl, parse_url
-from pydanube.stores.objects.upload_rate import Pace
+from pydanube.stores.objects.upload_rate import UploadRate
 
 
 class OpenObjectStore(ObjectStore, Protocol):
@@ -35,25 +35,25 @@ async def open_object_store(
     environment: Mapping[str, str] = os.environ,
     make_disk: Callable[[str], Disk] | None = None,
     patience: Patience | None = None,
-    pace: Pace | None = None,
+    upload_rate: UploadRate | None = None,
 ) -> OpenObjectStore:
     """Opens a store without asking the network; `check_store` does that. `key` is what errors call the URL's setting.
 
-    `make_disk` gives the Disk of a file:// URL's directory; without it, that is the real one. `pace` is how
+    `make_disk` gives the Disk of a file:// URL's directory; without it, that is the real one. `upload_rate` is how
     fast large objects are written. Raises ConfigError, and DiskFull where the directory has no room for the smallest
     file.
     """
     place = parse_url(key, url)
     settings = StoreSettings(place, options or {}, environment)
     if place.scheme == "file":
-        return await _open_directory(place, make_disk, pace)
+        return await _open_directory(place, make_disk, upload_rate)
     theirs = None if environment is os.environ else dict(environment)
-    elsewhere = _Elsewhere(url, dict(options or {}), key, theirs, patience)
-    return RemoteObjectStore(make_store(settings), settings.name, patience, pace, elsewhere)
+    opener = _StoreOpener(url, dict(options or {}), key, theirs, patience)
+    return RemoteObjectStore(make_store(settings), settings.name, patience, upload_rate, opener)
 
 
 @dataclass(frozen=True)
-class _Elsewhere:
+class _StoreOpener:
     """Opens the same store, once in a process: it has connections and credentials that last."""
 
     url: str
@@ -77,25 +77,27 @@ class _Elsewhere:
         yield store
 
 
-_OPENED: Final[list[tuple[_Elsewhere, ObjectStore]]] = []  # in the process that stores objects
+_OPENED: Final[list[tuple[_StoreOpener, ObjectStore]]] = []  # in the process that stores objects
 
 
 async def _open_directory(
-    place: StoreUrl, make_disk: Callable[[str], Disk] | None, pace: Pace | None
+    place: StoreUrl, make_disk: Callable[[str], Disk] | None, upload_rate: UploadRate | None
 ) -> FileObjectStore:
     if make_disk is not None:
-        return await _open_on(make_disk(place.root), place, lambda: None, pace)
+        return await _open_on(make_disk(place.root), place, lambda: None, upload_rate)
     disk = FileDisk(place.root, descriptors_max=0)
     try:
-        return await _open_on(disk, place, disk.close, pace)
+        return await _open_on(disk, place, disk.close, upload_rate)
     except BaseException:
         disk.close()
         raise
 
 
-async def _open_on(disk: Disk, place: StoreUrl, close_disk: Callable[[], None], pace: Pace | None) -> FileObjectStore:
+async def _open_on(
+    disk: Disk, place: StoreUrl, close_disk: Callable[[], None], upload_rate: UploadRate | None
+) -> FileObjectStore:
     try:
-        return await FileObjectStore.open(disk, f"file://{place.root}", close_disk=close_disk, pace=pace)
+        return await FileObjectStore.open(disk, f"file://{place.root}", close_disk=close_disk, upload_rate=upload_rate)
     except FileExistsError as error:
         raise place.refuse("there is a file of that name") from error
     except FileNotFoundError as error:  # a file system in which directories cannot be made

@@ -20,10 +20,10 @@ class MemoryWork:
     async def run(self, function: Callable[[], T]) -> T:
         return function()
 
-    async def run_apart(self, function: Callable[[], T]) -> T:
+    async def run_in_worker(self, function: Callable[[], T]) -> T:
         return function()
 
-    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def await_in_worker(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await function()
 
     def random_u64(self) -> int:

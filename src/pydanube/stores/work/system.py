@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from pydanube.stores.work.threads import Threads
-from pydanube.stores.work.worker_process import Apart
+from pydanube.stores.work.worker_process import WorkerProcesses
 
 T = TypeVar("T")
 
@@ -39,16 +39,16 @@ class SystemWork:
 
     def __init__(self, threads_max: int = min(32, (os.cpu_count() or 1) + 4)) -> None:
         self._threads = Threads("work", threads_max)
-        self._apart = Apart(PROCESSES_MAX)
+        self._workers = WorkerProcesses(PROCESSES_MAX)
 
     async def run(self, function: Callable[[], T]) -> T:
         return await self._threads.call(function)
 
-    async def run_apart(self, function: Callable[[], T]) -> T:
-        return await self._apart.call(function)
+    async def run_in_worker(self, function: Callable[[], T]) -> T:
+        return await self._workers.call(function)
 
-    async def await_apart(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self._apart.call_once(function)
+    async def await_in_worker(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._workers.call_once(function)
 
     def random_u64(self) -> int:
         return 1 + secrets.randbelow(2**63 - 1)
@@ -56,4 +56,4 @@ class SystemWork:
     def close(self) -> None:
         """Ends the threads and processes after what they are doing."""
         self._threads.close()
-        self._apart.close()
+        self._workers.close()

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 NICE: Final = 10
 STARVATION_CHECK_SECONDS: Final = 1.0
-STARVED_SECONDS: Final = 10.0  # it waited for a core so much longer than it had one, ten times
+LACK_SECONDS: Final = 10.0  # it waited for a core so much longer than it had one, ten times
 NICE_SECONDS: Final = 600.0  # for so long after that processes run nice, not idle
 SECONDS_MAX: Final = 300.0  # an object takes one or two, and many more on a busy machine
 STORING_SECONDS_MAX: Final = 3600.0  # the store has its own deadlines; 256 MB at its slowest take ten minutes
@@ -57,7 +57,7 @@ def _can_see_waiting() -> bool:
     return False
 
 
-class Apart:
+class WorkerProcesses:
     """At most `processes_max` of them, started when they are needed."""
 
     def __init__(self, processes_max: int) -> None:
@@ -215,7 +215,7 @@ class _Watch:
         while not self._ended.wait(STARVATION_CHECK_SECONDS):
             if time.monotonic() - began > self._seconds_max:
                 self.why = f"it took longer than {self._seconds_max:.0f} s"
-            elif self._process.idle_priority and _has_starved(before, self._process.ran_and_waited()):
+            elif self._process.idle_priority and _lacked_cores(before, self._process.ran_and_waited()):
                 self.why = "others kept it from running"
             if self.why:
                 self._process.kill()
@@ -225,10 +225,10 @@ class _Watch:
 Times: TypeAlias = dict[str, tuple[float, float]]  # thread -> seconds that it ran, and waited for a core
 
 
-def _has_starved(before: Times, now: Times) -> bool:
+def _lacked_cores(before: Times, now: Times) -> bool:
     for thread, (ran, waited) in now.items():
         ran_before, waited_before = before.get(thread, (0.0, 0.0))
-        if waited - waited_before > STARVED_SECONDS + 10 * (ran - ran_before):
+        if waited - waited_before > LACK_SECONDS + 10 * (ran - ran_before):
             return True
     return False
 

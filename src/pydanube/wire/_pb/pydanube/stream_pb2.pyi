@@ -156,7 +156,7 @@ FAILOVER: SubscriptionType
 KEY_SHARED: SubscriptionType
 
 class Command(_message.Message):
-    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "handed", "fetch", "fetched", "find_offset", "offset_found", "recall", "returned", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag", "describe_storage", "storage_info", "swap_objects", "note_order", "flush_log", "log_flushed", "describe_storages", "storage_infos")
+    __slots__ = ("request_id", "hello", "welcome", "ping", "pong", "goodbye", "error", "done", "lookup", "located", "moved", "open_producer", "producer_opened", "produce", "receipt", "close_producer", "subscribe", "subscribed", "flow", "deliver", "ack", "nack", "close_consumer", "unsubscribe", "seek", "handed", "fetch", "fetched", "find_offset", "offset_found", "recall", "returned", "create_topic", "delete_topic", "describe_topic", "topic_info", "list_topics", "topic_list", "get_lag", "lag", "describe_storage", "storage_info", "swap_objects", "note_order", "flush_log", "log_flushed", "describe_storages", "storage_infos", "change_failure_policy")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,7 @@ class Command(_message.Message):
     LOG_FLUSHED_FIELD_NUMBER: _ClassVar[int]
     DESCRIBE_STORAGES_FIELD_NUMBER: _ClassVar[int]
     STORAGE_INFOS_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FAILURE_POLICY_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     hello: Hello
     welcome: Welcome
@@ -253,7 +254,8 @@ class Command(_message.Message):
     log_flushed: LogFlushed
     describe_storages: DescribeStorages
     storage_infos: StorageInfos
-    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., describe_storage: _Optional[_Union[DescribeStorage, _Mapping]] = ..., storage_info: _Optional[_Union[StorageInfo, _Mapping]] = ..., swap_objects: _Optional[_Union[SwapObjects, _Mapping]] = ..., note_order: _Optional[_Union[NoteOrder, _Mapping]] = ..., flush_log: _Optional[_Union[FlushLog, _Mapping]] = ..., log_flushed: _Optional[_Union[LogFlushed, _Mapping]] = ..., describe_storages: _Optional[_Union[DescribeStorages, _Mapping]] = ..., storage_infos: _Optional[_Union[StorageInfos, _Mapping]] = ...) -> None: ...
+    change_failure_policy: ChangeFailurePolicy
+    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., describe_storage: _Optional[_Union[DescribeStorage, _Mapping]] = ..., storage_info: _Optional[_Union[StorageInfo, _Mapping]] = ..., swap_objects: _Optional[_Union[SwapObjects, _Mapping]] = ..., note_order: _Optional[_Union[NoteOrder, _Mapping]] = ..., flush_log: _Optional[_Union[FlushLog, _Mapping]] = ..., log_flushed: _Optional[_Union[LogFlushed, _Mapping]] = ..., describe_storages: _Optional[_Union[DescribeStorages, _Mapping]] = ..., storage_infos: _Optional[_Union[StorageInfos, _Mapping]] = ..., change_failure_policy: _Optional[_Union[ChangeFailurePolicy, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("magic", "version_min", "version_max", "client", "token", "frame_size_max")
@@ -717,6 +719,28 @@ class TopicList(_message.Message):
     topics: _containers.RepeatedScalarFieldContainer[str]
     more: bool
     def __init__(self, topics: _Optional[_Iterable[str]] = ..., more: bool = ...) -> None: ...
+
+class ChangeFailurePolicy(_message.Message):
+    __slots__ = ("topic", "subscription", "max_redelivery_count", "ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms", "backoff_strategy", "poison_policy", "dead_letter_topic")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_REDELIVERY_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACK_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    BASE_REDELIVERY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REDELIVERY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    POISON_POLICY_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTER_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    subscription: str
+    max_redelivery_count: int
+    ack_timeout_ms: int
+    base_redelivery_delay_ms: int
+    max_redelivery_delay_ms: int
+    backoff_strategy: str
+    poison_policy: str
+    dead_letter_topic: str
+    def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., max_redelivery_count: _Optional[int] = ..., ack_timeout_ms: _Optional[int] = ..., base_redelivery_delay_ms: _Optional[int] = ..., max_redelivery_delay_ms: _Optional[int] = ..., backoff_strategy: _Optional[str] = ..., poison_policy: _Optional[str] = ..., dead_letter_topic: _Optional[str] = ...) -> None: ...
 
 class GetLag(_message.Message):
     __slots__ = ("topic", "subscription")

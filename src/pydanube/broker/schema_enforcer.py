@@ -1,4 +1,4 @@
-"""What a topic asks of messages, carried out: `core/schemas/door.py` decides.
+"""What a topic asks of messages, carried out: `core/schemas/enforcing.py` decides.
 
     batch ─► lets: never waits ─── fits, or nothing is asked ──────────────────────────► appended
                 │  not known here, or payloads are to be checked
@@ -18,7 +18,7 @@ from typing import Final
 
 from pydanube.broker.schemas import SchemaRegistry
 from pydanube.core.names import TopicName
-from pydanube.core.schemas.door import Doubt, Pair, Reason, TopicSchema, doubts, sentence_of
+from pydanube.core.schemas.enforcing import Doubt, Pair, Reason, TopicSchema, doubts, sentence_of
 from pydanube.core.schemas.refusals import SchemaRefused
 from pydanube.core.schemas.subjects import SubjectRecord
 from pydanube.errors import DanubeError, InvalidObject
@@ -42,7 +42,7 @@ def topic_schema(name: TopicName, chosen: Item | None, label: Item | None) -> To
         raise InvalidObject(f"the schema of {name} in the metadata store", str(error)) from error
 
 
-class SchemaDoor:
+class SchemaEnforcer:
     """One topic's."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The native door: what a peer may do, what it may cost, and that nobody else notices when it does more."""
+"""The native server: what a peer may do, what it may cost, and that nobody else notices when it does more."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from pydanube.errors import DiskFull
 from pydanube.formats.batch import HEADER_SIZE, Batch, Envelope, encode, messages, parse, rows_of
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
-from tests.harness.brokers import ORDERS, Host, find_topic, now, publish_many, settle, simulated
-from tests.harness.peers import Peer, batch_of, bystander, door_of, greeting, notices_nothing
+from tests.harness.brokers import ORDERS, BrokerFixture, find_topic, now, publish_many, settle, simulated
+from tests.harness.peers import Peer, batch_of, bystander, greeting, notices_nothing, server_of
 
 SUBSCRIPTION = SubscriptionName("s")
 KIB = 1024
 MIB = 1024 * KIB
 
 
-async def opened_door(**limits: Any) -> NativeServer:
-    host = Host()
+async def opened_server(**limits: Any) -> NativeServer:
+    host = BrokerFixture()
     await host.boot()
-    door = door_of(host, **limits)
-    door.host = host  # type: ignore[attr-defined]
-    door.sweeping = asyncio.create_task(door._sweep())  # type: ignore[attr-defined]
-    return door
+    server = server_of(host, **limits)
+    server.host = host  # type: ignore[attr-defined]
+    server.sweeping = asyncio.create_task(server._sweep())  # type: ignore[attr-defined]
+    return server
 
 
 # --- bad input ----------------------------------------------------------------------------------------
@@ -72,10 +72,10 @@ VIOLATIONS: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("what", NONSENSE)
 @simulated
 async def test_bytes_that_are_no_greeting_get_one_clear_error_and_the_end(what: str) -> None:
-    door = await opened_door()
-    other = await bystander(door)
+    server = await opened_server()
+    other = await bystander(server)
     data, sentence = NONSENSE[what]
-    peer = Peer(door)
+    peer = Peer(server)
     peer.write(data)
     assert peer.error.code == pb.PROTOCOL_VIOLATION and sentence in peer.error.sentence
     assert peer.is_closed and not peer.error.retryable
@@ -85,14 +85,14 @@ async def test_bytes_that_are_no_greeting_get_one_clear_error_and_the_end(what: 
 @pytest.mark.parametrize("what", VIOLATIONS)
 @simulated
 async def test_a_violation_gets_one_clear_error_and_the_end(what: str) -> None:
-    door = await opened_door()
-    other = await bystander(door)
+    server = await opened_server()
+    other = await bystander(server)
     data, sentence = VIOLATIONS[what]
-    peer = await Peer.greeted(door)
+    peer = await Peer.greeted(server)
     peer.write(data)
     assert peer.error.code == pb.PROTOCOL_VIOLATION and sentence in peer.error.sentence
     await settle()
-    assert peer.is_closed and peer.connection not in door.connections
+    assert peer.is_closed and peer.connection not in server.connections
     assert await notices_nothing(other)
 
 
@@ -126,9 +126,9 @@ BATCHES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("what", BATCHES)
 @simulated
 async def test_a_batch_that_is_none_is_refused_before_anything_is_stored(what: str) -> None:
-    door = await opened_door()
-    other = await bystander(door)
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    other = await bystander(server)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     damage, sentence = BATCHES[what]
     data = damage(batch_of(opened, 0, b"hello").to_bytes())
@@ -136,15 +136,15 @@ async def test_a_batch_that_is_none_is_refused_before_anything_is_stored(what: s
     await settle()
     assert peer.error.code == pb.INVALID_BATCH and sentence in peer.error.sentence
     assert peer.is_closed and peer.frames[-1].command.request_id == 7
-    assert (await find_topic(door.broker)).head == 0
+    assert (await find_topic(server.broker)).head == 0
     assert await notices_nothing(other)
 
 
 @simulated
 async def test_a_large_batch_that_is_none_is_refused_too() -> None:
     """It is looked at in a thread, and the small one behind it waits for its turn."""
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     large = batch_of(opened, 0, bytes(200 * KIB)).to_bytes()
     produce = pb.Produce(producer=opened.producer)
@@ -153,14 +153,14 @@ async def test_a_large_batch_that_is_none_is_refused_too() -> None:
     await settle()
     assert peer.error.code == pb.INVALID_BATCH and peer.is_closed
     assert peer.frames[-1].command.request_id == 7
-    assert (await find_topic(door.broker)).head == 0
+    assert (await find_topic(server.broker)).head == 0
 
 
 @simulated
 async def test_a_sequence_that_jumps_is_answered_and_the_connection_ends() -> None:
-    door = await opened_door()
-    other = await bystander(door)
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    other = await bystander(server)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     peer.produce(opened, 0, b"a")
     await settle()
@@ -168,16 +168,16 @@ async def test_a_sequence_that_jumps_is_answered_and_the_connection_ends() -> No
     await settle()
     assert peer.error.code == pb.OUT_OF_SEQUENCE and peer.heard("error")[0].request_id == 77
     assert peer.error.fields["expected"].integer == 1
-    assert peer.is_closed and (await find_topic(door.broker)).head == 1
+    assert peer.is_closed and (await find_topic(server.broker)).head == 1
     assert await notices_nothing(other)
 
 
 @simulated
 async def test_what_follows_a_refused_batch_is_refused_without_the_end_of_the_connection() -> None:
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
-    topic = await find_topic(door.broker)
+    topic = await find_topic(server.broker)
     refuse_next(topic)
     for sequence in range(3):
         peer.produce(opened, sequence, b"x")
@@ -205,9 +205,9 @@ def refuse_next(topic: Any) -> None:
 @simulated
 async def test_answers_come_in_the_order_of_the_batches_whoever_decides_first() -> None:
     """The second batch is refused at once, while the first is still on its way to the disk."""
-    host = Host(policies=TopicPolicy(max_message_size=100))
+    host = BrokerFixture(policies=TopicPolicy(max_message_size=100))
     await host.boot()
-    peer = await Peer.greeted(door_of(host))
+    peer = await Peer.greeted(server_of(host))
     opened = await peer.open_producer()
     assert opened.message_size_max == 100
     peer.produce(opened, 0, b"small", request_id=11)
@@ -220,9 +220,9 @@ async def test_answers_come_in_the_order_of_the_batches_whoever_decides_first() 
 
 @simulated
 async def test_permits_that_overflow_are_a_violation() -> None:
-    door = await opened_door()
-    other = await bystander(door)
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    other = await bystander(server)
+    peer = await Peer.greeted(server)
     await peer.open_producer()
     subscribed = await peer.subscribe(messages=frames.PERMITS_MAX)
     peer.say(flow=pb.Flow(consumer=subscribed.consumer, messages=1))
@@ -232,8 +232,8 @@ async def test_permits_that_overflow_are_a_violation() -> None:
 
 @simulated
 async def test_commands_for_a_handle_that_has_ended_are_no_violation() -> None:
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     subscribed = await peer.subscribe()
     for command in (
@@ -253,8 +253,8 @@ async def test_commands_for_a_handle_that_has_ended_are_no_violation() -> None:
 
 @simulated
 async def test_acks_count_below_the_head_and_are_refused_from_there_on() -> None:
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     for number in range(4):
         peer.produce(opened, number, b"x", request_id=10 + number)
@@ -277,8 +277,8 @@ async def test_acks_count_below_the_head_and_are_refused_from_there_on() -> None
 @pytest.mark.parametrize("leaves", [False, True])
 @simulated
 async def test_thousands_of_scattered_acks_in_one_go_are_applied_in_turns(leaves: bool) -> None:
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     peer.produce(opened, 0, *(b"%d" % number for number in range(8_192)))
     await settle()
@@ -290,7 +290,7 @@ async def test_thousands_of_scattered_acks_in_one_go_are_applied_in_turns(leaves
         for first in range(0, 8_192, 2048)
     ]
     commands = [pb.Command(request_id=100 + number, ack=ack) for number, ack in enumerate(acks)]
-    topic = await find_topic(door.broker)
+    topic = await find_topic(server.broker)
     [subscription] = topic.subscriptions.values()
     before = work.ranges
     peer.write(b"".join(part for command in commands for part in frames.encode(command)))
@@ -308,9 +308,9 @@ async def test_thousands_of_scattered_acks_in_one_go_are_applied_in_turns(leaves
 
 @simulated
 async def test_a_peer_that_does_not_greet_is_dropped() -> None:
-    door = await opened_door(handshake_seconds=10)
-    other = await bystander(door)
-    peer = Peer(door)
+    server = await opened_server(handshake_seconds=10)
+    other = await bystander(server)
+    peer = Peer(server)
     peer.write(HELLO[:7])
     await asyncio.sleep(10 - SWEEP_SECONDS)
     assert not peer.is_closed
@@ -320,9 +320,9 @@ async def test_a_peer_that_does_not_greet_is_dropped() -> None:
 
 @simulated
 async def test_a_peer_that_sends_a_byte_at_a_time_and_never_finishes_is_dropped() -> None:
-    door = await opened_door(frame_seconds=30, keepalive_seconds=20)
-    other = await bystander(door)
-    peer = await Peer.greeted(door)
+    server = await opened_server(frame_seconds=30, keepalive_seconds=20)
+    other = await bystander(server)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     frame = frames.encode(pb.Command(request_id=5, produce=pb.Produce(producer=opened.producer)), bytes(5000))
     began = now()
@@ -338,8 +338,8 @@ async def test_a_peer_that_sends_a_byte_at_a_time_and_never_finishes_is_dropped(
 
 @simulated
 async def test_a_peer_that_vanished_without_a_word_is_dropped_and_a_quiet_one_that_pings_is_not() -> None:
-    door = await opened_door(keepalive_seconds=15)
-    vanished, quiet = await Peer.greeted(door), await Peer.greeted(door)
+    server = await opened_server(keepalive_seconds=15)
+    vanished, quiet = await Peer.greeted(server), await Peer.greeted(server)
     await vanished.open_producer()
     held = await vanished.subscribe()
     assert held.consumer
@@ -353,9 +353,9 @@ async def test_a_peer_that_vanished_without_a_word_is_dropped_and_a_quiet_one_th
 
 @simulated
 async def test_a_peer_that_takes_nothing_is_dropped_and_costs_a_bounded_amount_until_then() -> None:
-    door = await opened_door(stuck_seconds=30, unsent_bytes=256 * KIB, keepalive_seconds=600)
-    other = await bystander(door)
-    peer = await Peer.greeted(door)
+    server = await opened_server(stuck_seconds=30, unsent_bytes=256 * KIB, keepalive_seconds=600)
+    other = await bystander(server)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     for sequence in range(40):
         peer.produce(opened, sequence, bytes(100 * KIB))
@@ -366,7 +366,7 @@ async def test_a_peer_that_takes_nothing_is_dropped_and_costs_a_bounded_amount_u
         messages=1 << 40, bytes=1 << 40,
     ))  # fmt: skip
     await settle()
-    subscription = next(iter((await find_topic(door.broker)).subscriptions.values()))
+    subscription = next(iter((await find_topic(server.broker)).subscriptions.values()))
     waiting = sum(item.batch.header.size_bytes for each in subscription.consumers for item in each.outbox._queue)
     assert len(peer.transport.unread) + waiting < 2 * MIB, "it granted a terabyte, and there are 4 MiB for it"
     assert not peer.transport.reads, "nobody hears what it asks for before it has taken its answers"
@@ -378,8 +378,8 @@ async def test_a_peer_that_takes_nothing_is_dropped_and_costs_a_bounded_amount_u
 
 @simulated
 async def test_a_slow_consumer_that_reads_again_gets_everything_once() -> None:
-    door = await opened_door(unsent_bytes=256 * KIB)
-    peer = await Peer.greeted(door)
+    server = await opened_server(unsent_bytes=256 * KIB)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     for sequence in range(40):
         peer.produce(opened, sequence, bytes(100 * KIB))
@@ -400,9 +400,9 @@ async def test_a_slow_consumer_that_reads_again_gets_everything_once() -> None:
 
 @simulated
 async def test_a_peer_that_floods_with_pings_and_reads_no_pong_is_not_read_any_more() -> None:
-    door = await opened_door(stuck_seconds=30, keepalive_seconds=600)
-    other = await bystander(door)
-    peer = await Peer.greeted(door)
+    server = await opened_server(stuck_seconds=30, keepalive_seconds=600)
+    other = await bystander(server)
+    peer = await Peer.greeted(server)
     peer.takes_nothing = True
     ping = b"".join(frames.encode(pb.Command(request_id=3, ping=pb.Ping()))) * 100
     for _ in range(5000):
@@ -417,8 +417,8 @@ async def test_a_peer_that_floods_with_pings_and_reads_no_pong_is_not_read_any_m
 
 @simulated
 async def test_a_peer_that_asks_for_too_much_at_once_is_not_read_until_that_is_done() -> None:
-    door = await opened_door(requests=8)
-    peer = await Peer.greeted(door)
+    server = await opened_server(requests=8)
+    peer = await Peer.greeted(server)
     await peer.open_producer()
     fetch = pb.Fetch(topic=ORDERS, start=0, wait_ms=5000)
     for number in range(20):
@@ -431,8 +431,8 @@ async def test_a_peer_that_asks_for_too_much_at_once_is_not_read_until_that_is_d
 
 @simulated
 async def test_produced_bytes_that_are_not_on_disk_stop_the_reading() -> None:
-    door = await opened_door(unwritten_bytes=300 * KIB)
-    peer = await Peer.greeted(door)
+    server = await opened_server(unwritten_bytes=300 * KIB)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     for sequence in range(4):
         peer.produce(opened, sequence, bytes(100 * KIB))
@@ -443,9 +443,9 @@ async def test_produced_bytes_that_are_not_on_disk_stop_the_reading() -> None:
 
 @simulated
 async def test_more_batches_in_flight_than_allowed_are_a_violation() -> None:
-    door = await opened_door()
-    other = await bystander(door)
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    other = await bystander(server)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     for sequence in range(frames.IN_FLIGHT_MAX + 1):
         peer.produce(opened, sequence, b"x")
@@ -455,8 +455,8 @@ async def test_more_batches_in_flight_than_allowed_are_a_violation() -> None:
 
 @simulated
 async def test_a_frame_longer_than_the_broker_takes_is_refused_by_its_length() -> None:
-    door = await opened_door(frame_bytes=128 * KIB)
-    peer = await Peer.greeted(door)
+    server = await opened_server(frame_bytes=128 * KIB)
+    peer = await Peer.greeted(server)
     assert peer.heard("welcome")[0].welcome.frame_size_max == 128 * KIB
     peer.write(struct.pack("<IH", 128 * KIB + 1, 7))
     assert "over the limit of 131072" in peer.error.sentence and peer.is_closed
@@ -464,34 +464,34 @@ async def test_a_frame_longer_than_the_broker_takes_is_refused_by_its_length() -
 
 @simulated
 async def test_a_connection_beyond_the_limit_is_told_so_and_closed() -> None:
-    door = await opened_door(connections=2)
-    other, second = await bystander(door), await Peer.greeted(door)
-    third = Peer(door)
+    server = await opened_server(connections=2)
+    other, second = await bystander(server), await Peer.greeted(server)
+    third = Peer(server)
     assert third.error.code == pb.LIMIT_REACHED and third.is_closed
     assert await notices_nothing(other)
     second.transport.abort()
     await settle()
-    await Peer.greeted(door)
+    await Peer.greeted(server)
 
 
 @simulated
 async def test_a_connection_beyond_what_the_limit_of_open_files_leaves_is_told_to_come_again() -> None:
-    door = await opened_door()
-    door.open_files = door.open_files._replace(limit=256, native=2)
-    other, second = await bystander(door), await Peer.greeted(door)
-    third = Peer(door)
+    server = await opened_server()
+    server.open_files = server.open_files._replace(limit=256, native=2)
+    other, second = await bystander(server), await Peer.greeted(server)
+    third = Peer(server)
     assert third.error.code == pb.UNAVAILABLE and third.error.retryable and third.is_closed
     assert "at most 2 connections here, because its limit of open files is 256" in third.error.sentence
     assert await notices_nothing(other)
     second.transport.abort()
     await settle()
-    await Peer.greeted(door)
+    await Peer.greeted(server)
 
 
 @simulated
 async def test_a_peer_opens_as_many_producers_and_consumers_as_it_may() -> None:
-    door = await opened_door(handles=2)
-    peer = await Peer.greeted(door)
+    server = await opened_server(handles=2)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer("a")
     await peer.open_producer("b")
     request = pb.OpenProducer(topic=ORDERS, producer_name="c", reliable=True)
@@ -504,8 +504,8 @@ async def test_a_peer_opens_as_many_producers_and_consumers_as_it_may() -> None:
 @simulated
 async def test_the_store_decides_about_a_client_that_has_seen_a_newer_owner() -> None:
     """As after the store was restored from a backup: this broker is the owner, whatever producers were told before."""
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer("a")
     assert opened.epoch == opened.session >> 32
     for session in ((10**6 << 32) + 1, 2**64 - 1):
@@ -523,12 +523,12 @@ async def test_the_store_decides_about_a_client_that_has_seen_a_newer_owner() ->
 
 @simulated
 async def test_a_batch_larger_than_the_peers_frames_is_cut() -> None:
-    door = await opened_door()
-    producer = await Peer.greeted(door)
+    server = await opened_server()
+    producer = await Peer.greeted(server)
     opened = await producer.open_producer()
     producer.produce(opened, 0, *(bytes([number]) * 10 * KIB for number in range(30)))
     await settle()
-    peer = await Peer.greeted(door, frame_size_max=64 * KIB)
+    peer = await Peer.greeted(server, frame_size_max=64 * KIB)
     await peer.subscribe()
     await settle()
     delivered = [frame for frame in peer.frames if frame.kind == "deliver"]
@@ -543,13 +543,13 @@ async def test_a_batch_larger_than_the_peers_frames_is_cut() -> None:
 @simulated
 async def test_a_peer_with_small_frames_is_sent_no_more_bytes_than_it_has_granted() -> None:
     """A batch in parts is longer than it was."""
-    door = await opened_door()
-    producer = await Peer.greeted(door)
+    server = await opened_server()
+    producer = await Peer.greeted(server)
     opened = await producer.open_producer()
     for first in range(0, 300, 30):
         producer.produce(opened, first, *(bytes(5 * KIB) for _ in range(30)))
         await settle()
-    peer = await Peer.greeted(door, frame_size_max=64 * KIB)
+    peer = await Peer.greeted(server, frame_size_max=64 * KIB)
     subscribed = await peer.subscribe(messages=300, size_bytes=0)
     granted = 0
     while len(peer.offsets) < 300:
@@ -563,12 +563,12 @@ async def test_a_peer_with_small_frames_is_sent_no_more_bytes_than_it_has_grante
 
 @simulated
 async def test_a_message_larger_than_the_peers_frames_ends_the_consumer_with_a_clear_error() -> None:
-    door = await opened_door()
-    producer = await Peer.greeted(door)
+    server = await opened_server()
+    producer = await Peer.greeted(server)
     opened = await producer.open_producer()
     producer.produce(opened, 0, b"small", bytes(100 * KIB))
     await settle()
-    peer = await Peer.greeted(door, frame_size_max=64 * KIB)
+    peer = await Peer.greeted(server, frame_size_max=64 * KIB)
     subscribed = await peer.subscribe()
     await settle()
     error = peer.heard("error")[0].error
@@ -579,12 +579,12 @@ async def test_a_message_larger_than_the_peers_frames_ends_the_consumer_with_a_c
 
 @simulated
 async def test_a_fetch_is_cut_to_the_peers_frames_and_goes_on_where_it_ended() -> None:
-    door = await opened_door()
-    producer = await Peer.greeted(door)
+    server = await opened_server()
+    producer = await Peer.greeted(server)
     opened = await producer.open_producer()
     producer.produce(opened, 0, *(bytes(10 * KIB) for _ in range(30)))
     await settle()
-    peer = await Peer.greeted(door, frame_size_max=64 * KIB)
+    peer = await Peer.greeted(server, frame_size_max=64 * KIB)
     at, answers = 0, 0
     while at < 30:
         answer = await peer.ask(fetch=pb.Fetch(topic=ORDERS, start=at, bytes_max=10 * MIB))
@@ -606,8 +606,8 @@ def keyed_batch(opened: pb.ProducerOpened, keys: list[str], codec: str = "none")
 
 @simulated
 async def test_of_a_batch_that_comes_key_by_key_each_delivery_has_only_its_rows_and_takes_permits_for_no_more() -> None:
-    door = await opened_door(unsent_bytes=64 * KIB)
-    peer = await Peer.greeted(door)
+    server = await opened_server(unsent_bytes=64 * KIB)
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     stored = keyed_batch(opened, ["k"] * 50)
     peer.say(request_id=7, produce=pb.Produce(producer=opened.producer), body=stored)
@@ -648,8 +648,8 @@ async def delivered_again(peer: Peer, unacked: list[int], rows: int) -> list[tup
 @pytest.mark.parametrize("first", [0, 30])
 @simulated
 async def test_a_batch_whose_rows_are_nearly_all_meant_comes_as_it_was_stored(first: int) -> None:
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     stored = keyed_batch(opened, ["k"] * 100)
     peer.say(request_id=7, produce=pb.Produce(producer=opened.producer), body=stored)
@@ -666,8 +666,8 @@ async def test_what_lies_between_rows_that_are_meant_is_left_out_if_it_is_much(
     codec: str, ranges: list[list[int]]
 ) -> None:
     """A compressed batch is opened once."""
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     stored = keyed_batch(opened, ["k"] * 100, codec)
     peer.say(request_id=7, produce=pb.Produce(producer=opened.producer), body=stored)
@@ -682,8 +682,8 @@ async def test_what_lies_between_rows_that_are_meant_is_left_out_if_it_is_much(
 
 @simulated
 async def test_a_delivery_has_no_more_ranges_than_a_command_may_have() -> None:
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     peer.produce(opened, 0, *(b"%d" % number for number in range(2_200)))
     await settle()
@@ -702,10 +702,10 @@ async def test_seeking_gives_back_the_permits_of_what_was_never_sent(turns: int)
 
     The seek comes before the log is read, while it is read, while what was read waits, or when it was sent.
     """
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     await peer.open_producer()
-    topic = await find_topic(door.broker)
+    topic = await find_topic(server.broker)
     await publish_many(topic, 50)
     subscribed = await peer.subscribe(messages=0, size_bytes=MIB)
     peer.say(flow=pb.Flow(consumer=subscribed.consumer, messages=50))
@@ -723,8 +723,8 @@ async def test_seeking_gives_back_the_permits_of_what_was_never_sent(turns: int)
 
 @simulated
 async def test_an_exclusive_producers_place_is_free_when_it_closes_and_when_its_connection_ends() -> None:
-    door = await opened_door()
-    first, second = await Peer.greeted(door), await Peer.greeted(door)
+    server = await opened_server()
+    first, second = await Peer.greeted(server), await Peer.greeted(server)
     opened = await first.open_producer("a", exclusive=True)
     request = pb.OpenProducer(topic=ORDERS, producer_name="b", reliable=True, exclusive=True)
     assert (await second.ask(open_producer=request)).command.error.code == pb.PRODUCER_EXISTS
@@ -743,8 +743,8 @@ async def test_an_exclusive_producers_place_is_free_when_it_closes_and_when_its_
 
 @simulated
 async def test_closing_a_producer_is_answered_after_everything_in_flight() -> None:
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     for sequence in range(3):
         peer.produce(opened, sequence, b"x", request_id=31 + sequence)
@@ -756,21 +756,21 @@ async def test_closing_a_producer_is_answered_after_everything_in_flight() -> No
 
 @simulated
 async def test_goodbye_is_followed_by_the_answers_and_the_end() -> None:
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     opened = await peer.open_producer()
     await peer.subscribe()
     peer.produce(opened, 0, b"x")
     peer.say(goodbye=pb.Goodbye())
     await settle()
     assert peer.heard("receipt") and peer.is_closed
-    assert not door.connections
+    assert not server.connections
 
 
 @simulated
 async def test_non_reliable_messages_beyond_the_permits_are_dropped() -> None:
-    door = await opened_door()
-    peer = await Peer.greeted(door)
+    server = await opened_server()
+    peer = await Peer.greeted(server)
     request = pb.OpenProducer(topic="/default/fast", producer_name="p", create=True)
     opened = (await peer.ask(open_producer=request)).command.producer_opened
     subscribed = await peer.subscribe(messages=3, topic="/default/fast")
@@ -791,9 +791,9 @@ async def test_non_reliable_messages_beyond_the_permits_are_dropped() -> None:
 
 @simulated
 async def test_a_non_reliable_batch_over_the_rate_is_refused_whole_and_sent_again_comes_once() -> None:
-    host = Host(policies=TopicPolicy(max_publish_rate=10))
+    host = BrokerFixture(policies=TopicPolicy(max_publish_rate=10))
     await host.boot()
-    peer = await Peer.greeted(door_of(host))
+    peer = await Peer.greeted(server_of(host))
     request = pb.OpenProducer(topic="/default/fast", producer_name="p", create=True)
     opened = (await peer.ask(open_producer=request)).command.producer_opened
     await peer.subscribe(topic="/default/fast")

@@ -23,6 +23,7 @@ from tools.chaos.processes import (
     until,
 )
 from tools.chaos.recorder import Recorder
+from tools.cluster_processes import ProcessesOf
 
 BROKER_COUNT: Final = 3
 CALL_SECONDS: Final = 10.0
@@ -30,7 +31,7 @@ MOVE_SECONDS: Final = 20
 VERIFY_SECONDS: Final = 120.0
 
 
-class Site:
+class ChaosCluster(ProcessesOf[Broker]):
     def __init__(self, directory: Path, network: Network, ttl: int, rejoin: str) -> None:
         self.directory = directory
         self.network = network
@@ -38,9 +39,9 @@ class Site:
         self.rejoin = rejoin
         self.etcd = etcd_members(directory, network)
         self.objects = ObjectServer(directory, network)
-        self.brokers = [
+        super().__init__(
             Broker(number, directory, network, self.etcd, self.objects, ttl, rejoin) for number in range(BROKER_COUNT)
-        ]
+        )
         self.exits: list[str] = []  # servers that ended by themselves and were started again, and how
         self.moved = self.not_moved = 0
 
@@ -109,21 +110,13 @@ class Site:
             if broker.small_disk:
                 self.network.remove_disk(broker.data)
 
-    @property
-    def stream_urls(self) -> list[str]:
-        return [broker.stream_url for broker in self.brokers]
-
     def numbers(self) -> dict[int, int]:
         """Brokers by their id. Histories count from 1: 0 is no broker."""
         return {broker.broker_id: broker.number + 1 for broker in self.brokers if broker.broker_id}
 
     def host(self, recorder: Recorder, topic: str) -> Broker | None:
         owner = recorder.owners.get(topic)
-        number = self.numbers().get(owner.broker_id) if owner is not None else None
-        return self.brokers[number - 1] if number else None
-
-    def living(self) -> list[Broker]:
-        return [broker for broker in self.brokers if broker.running and not broker.paused]
+        return self.by_id(owner.broker_id) if owner is not None and owner.broker_id else None
 
     # --- the operator -------------------------------------------------------------------------------------------
 

@@ -21,12 +21,12 @@ from tests.harness.tiers import (
     SMALL,
     STILL,
     Teller,
-    TierHost,
+    TierFixture,
     carried,
     check_stored,
     covered,
     recovered,
-    store_apart,
+    store_in_workers,
     tell_and_upload,
 )
 
@@ -37,20 +37,20 @@ async def test_what_is_large_is_made_in_another_process_unless_somebody_waits_fo
 ) -> None:
     apart = 0
 
-    async def run_apart(function: Callable[[], Any]) -> Any:
+    async def run_in_worker(function: Callable[[], Any]) -> Any:
         nonlocal apart
         apart += 1
         return loaded(dumped(loaded(dumped(function))()))
 
-    async def await_apart(function: Callable[[], Any]) -> Any:
+    async def await_in_worker(function: Callable[[], Any]) -> Any:
         nonlocal apart
         apart += 1
         return loaded(dumped(await function()))
 
-    host = TierHost(replace(STILL, object_bytes=KIB * KIB))
-    monkeypatch.setattr(host.work, "run_apart", run_apart)
-    monkeypatch.setattr(host.work, "await_apart", await_apart)
-    monkeypatch.setattr(object_maker, "APART_BYTES", 20_000)
+    host = TierFixture(replace(STILL, object_bytes=KIB * KIB))
+    monkeypatch.setattr(host.work, "run_in_worker", run_in_worker)
+    monkeypatch.setattr(host.work, "await_in_worker", await_in_worker)
+    monkeypatch.setattr(object_maker, "WORKER_BYTES_MIN", 20_000)
     _, orders = await one_topic(host)
     teller = Teller(size=100)
     await tell_and_upload(orders, teller, count=10)
@@ -69,13 +69,13 @@ async def test_what_is_large_is_made_in_another_process_unless_somebody_waits_fo
 async def test_what_a_process_was_storing_when_it_died_is_stored_here_under_another_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store_apart(monkeypatch)
-    host = TierHost(STILL)
+    store_in_workers(monkeypatch)
+    host = TierFixture(STILL)
     is_dying = True
     calls = 0
-    under = host.work.await_apart
+    under = host.work.await_in_worker
 
-    async def await_apart(function: Callable[[], Any]) -> Any:
+    async def await_in_worker(function: Callable[[], Any]) -> Any:
         nonlocal calls
         calls += 1
         found = await under(function)
@@ -83,13 +83,13 @@ async def test_what_a_process_was_storing_when_it_died_is_stored_here_under_anot
             raise ProcessEnded("it was killed")
         return found
 
-    monkeypatch.setattr(host.work, "await_apart", await_apart)
+    monkeypatch.setattr(host.work, "await_in_worker", await_in_worker)
     _, orders = await one_topic(host)
     teller = Teller()
     await teller.tell(orders)
     await asyncio.sleep(2.5)
     assert [each.object_id for each in await check_stored(host)] == ["data-0-0-1-1.parquet"]
-    assert "data-0-0-1.parquet" in await host.shelf.names()  # nobody knew that it was there
+    assert "data-0-0-1.parquet" in await host.object_store.names()  # nobody knew that it was there
     await teller.tell(orders)
     await asyncio.sleep(2.5)
     assert (calls, covered(await check_stored(host))) == (1, [(0, 2)])  # not asked again so soon
@@ -104,14 +104,14 @@ async def test_what_a_process_was_storing_when_it_died_is_stored_here_under_anot
 
 @simulated
 async def test_uploads_merges_and_sweeps_go_on_while_every_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    store_apart(monkeypatch)
+    store_in_workers(monkeypatch)
     monkeypatch.setattr(object_maker, "HERE_SECONDS", 3.0)
-    host = TierHost(SMALL)
+    host = TierFixture(SMALL)
 
-    async def await_apart(function: Callable[[], Any]) -> Any:
+    async def await_in_worker(function: Callable[[], Any]) -> Any:
         raise ProcessEnded("it was killed")
 
-    monkeypatch.setattr(host.work, "await_apart", await_apart)
+    monkeypatch.setattr(host.work, "await_in_worker", await_in_worker)
     _, orders = await one_topic(host)
     teller = Teller()
     for _ in range(30):
@@ -128,11 +128,11 @@ async def test_uploads_merges_and_sweeps_go_on_while_every_process_dies(monkeypa
 
 @simulated
 async def test_what_a_store_says_to_a_process_is_as_if_it_were_said_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    store_apart(monkeypatch)
-    host = TierHost(STILL)
+    store_in_workers(monkeypatch)
+    host = TierFixture(STILL)
     _, orders = await one_topic(host)
-    host.shelf.put_fails = 1
+    host.object_store.put_fails = 1
     await Teller().tell(orders)
     with pytest.raises(Unreachable, match="the answer was lost"):
         await carried(orders).uploads.upload(orders.log)
-    assert await carried(orders).uploads.maker.elsewhere() is not None
+    assert await carried(orders).uploads.maker.opener() is not None

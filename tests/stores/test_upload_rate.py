@@ -13,10 +13,10 @@ from pydanube.core.units import MIB
 from pydanube.history.uploader import UPLOAD_POLL_SECONDS
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.objects.directory import PIECE_BYTES, FileObjectStore
-from pydanube.stores.objects.upload_rate import BURST_BYTES, RATE_MIN, Pace
+from pydanube.stores.objects.upload_rate import BURST_BYTES, RATE_MIN, UploadRate
 from pydanube.stores.work.memory_clock import MemoryClock
 from tests.harness.brokers import one_topic, simulated
-from tests.harness.tiers import KIB, SMALL, Teller, TierHost, carried
+from tests.harness.tiers import KIB, SMALL, Teller, TierFixture, carried
 from tests.support import run
 
 PATIENT = replace(SMALL, upload_seconds=100.0, object_bytes=64 * MIB, local=Retention(), retention_check_seconds=60.0)
@@ -31,9 +31,9 @@ class Sleepless(MemoryClock):
 
 async def seconds_for(size: int, rate: float = 0.0, *, times: int = 1, idle_seconds: float = 0.0) -> float:
     clock = Sleepless()
-    pace = Pace(clock)
+    pace = UploadRate(clock)
     pace.set_target_rate(rate)
-    store = await FileObjectStore.open(MemoryDisk(), "file:///objects", pace=pace)
+    store = await FileObjectStore.open(MemoryDisk(), "file:///objects", upload_rate=pace)
     clock.advance(idle_seconds)
     begun = clock.elapsed()
     for number in range(times):
@@ -55,7 +55,7 @@ def test_the_disk_is_left_alone_between_two_pieces() -> None:
             await super().sleep(seconds)
 
     async def put() -> None:
-        store = await FileObjectStore.open(MemoryDisk(), "file:///objects", pace=Pace(Noted()))
+        store = await FileObjectStore.open(MemoryDisk(), "file:///objects", upload_rate=UploadRate(Noted()))
         await store.put("topic/1.parquet", [bytes(16 * MIB)])
 
     run(put())
@@ -85,7 +85,7 @@ def test_nothing_waits_when_nobody_may_wait() -> None:
 
 @simulated
 async def test_the_aim_is_that_what_waits_has_gone_in_one_interval() -> None:
-    host = TierHost(PATIENT)
+    host = TierFixture(PATIENT)
     _, orders = await one_topic(host)
     aims: list[float] = []
     carried_orders = carried(orders)
@@ -103,16 +103,16 @@ async def test_the_aim_is_that_what_waits_has_gone_in_one_interval() -> None:
 
 @simulated
 async def test_objects_are_written_at_full_speed_while_the_log_is_too_large() -> None:
-    host = TierHost(PATIENT)
+    host = TierFixture(PATIENT)
     host.config = replace(host.config, storage=replace(host.config.storage, wal_bytes_max=256 * KIB))
     _, orders = await one_topic(host)
     aims: list[float] = []
     assert orders.storage is not None
     orders.storage.uploader._set_target_rate = aims.append
-    host.shelf.away = True
+    host.object_store.away = True
     teller = Teller(size=4 * KIB)
     while orders.storage.uploader._excess_bytes() <= 0:
         await teller.tell(orders)
     await asyncio.sleep(2 * UPLOAD_POLL_SECONDS)
     assert aims[-1] == math.inf
-    host.shelf.away = False
+    host.object_store.away = False

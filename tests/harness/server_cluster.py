@@ -1,14 +1,13 @@
-"""Several brokers in one process, each with its doors open on real sockets, on one metadata store and object store.
+"""Several brokers in one process, each with its servers open on real sockets, on one metadata store and object store.
 
 @clustered(2)
-async def test_something(town: Town) -> None:
-    await town.create("/default/a", on=1)
-    assert await refused(town.calls(2).producers.SendMessage(...)) == ...
+async def test_something(cluster: ServerCluster) -> None:
+    await cluster.create("/default/a", on=1)
+    assert await refused(cluster.calls(2).producers.SendMessage(...)) == ...
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -38,8 +37,9 @@ from pydanube.stores.objects.memory import MemoryObjectStore
 from pydanube.stores.schemas.memory import MemorySchemaParsers
 from pydanube.stores.work.memory import MemoryWork
 from pydanube.stores.work.memory_clock import LoopClock
+from pydanube.testing.cluster_of import ClusterOf
 from pydanube.testing.ports import free_ports
-from tests.harness.doors import Calls
+from tests.harness.servers import Calls
 from tests.support import run
 
 TTL_SECONDS = 6.0  # real seconds, and the machine may be busy
@@ -62,13 +62,18 @@ class Bucket(MemoryObjectStore):
         return await super().put(key, data, create=create)
 
 
-class Node:
-    """A broker with its doors, and a client of them."""
+class ServerNode:
+    """A broker with its servers, and a client of them."""
 
-    def __init__(self, broker: Broker, doors: BrokerServers, calls: Calls) -> None:
+    alive = True
+
+    def __init__(self, broker: Broker, servers: BrokerServers, calls: Calls) -> None:
         self.broker = broker
-        self.doors = doors
+        self.servers = servers
         self.calls = calls
+
+    def serves(self, name: TopicName) -> bool:
+        return self.broker.topics.get(name) is not None
 
     @property
     def id(self) -> int:
@@ -80,7 +85,7 @@ class Node:
         return self.broker.cluster
 
 
-class Town:
+class ServerCluster(ClusterOf[ServerNode]):
     """The nodes are numbered from 1."""
 
     def __init__(
@@ -90,17 +95,13 @@ class Town:
         upload_seconds: float = 0.2,
         **load_manager: Any,
     ) -> None:
+        clock = LoopClock()
+        super().__init__(clock, MemoryMetadataStore(clock))
         self._stack = stack
         self._upload_seconds = upload_seconds
         self._proxies = proxies
         self._load_manager = load_manager
-        self.clock = LoopClock()
-        self.metadata = MemoryMetadataStore(self.clock)
         self.objects = Bucket()
-        self.nodes: list[Node] = []
-
-    def node(self, number: int) -> Node:
-        return self.nodes[number - 1]
 
     def calls(self, number: int) -> Calls:
         return self.node(number).calls
@@ -125,7 +126,7 @@ class Town:
                 connect_url=self._proxies.get(number),
             ),
             cluster=ClusterConfig(
-                cluster_name="town", ttl_seconds=TTL_SECONDS, etcd=("memory:0",), shutdown_seconds=5.0
+                cluster_name="cluster", ttl_seconds=TTL_SECONDS, etcd=("memory:0",), shutdown_seconds=5.0
             ),
             storage=StorageConfig(url="file:///shared", tier=TierConfig(upload_seconds=self._upload_seconds)),
             load_manager=LoadManagerConfig(
@@ -144,17 +145,15 @@ class Town:
             parsers=MemorySchemaParsers(Answering().answer),
         )
         self._stack.push_async_callback(broker.stop)
-        doors = await BrokerServers.open(broker)
-        self._stack.push_async_callback(doors.close, grace_seconds=0.2)
-        channels = [grpc.aio.insecure_channel(address) for address in (doors.client_addr, doors.admin_addr)]
+        servers = await BrokerServers.open(broker)
+        self._stack.push_async_callback(servers.close, grace_seconds=0.2)
+        channels = [grpc.aio.insecure_channel(address) for address in (servers.client_addr, servers.admin_addr)]
         for channel in channels:
             self._stack.push_async_callback(channel.close)
-        self.nodes.append(Node(broker, doors, Calls(broker, doors, *channels)))
+        self.nodes.append(ServerNode(broker, servers, Calls(broker, servers, *channels)))
 
-    async def until(self, true: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
-        async with asyncio.timeout(seconds):
-            while not true():  # noqa: ASYNC110  # what is waited for belongs to brokers, which tell nobody
-                await asyncio.sleep(0.01)
+    async def until(self, true: Callable[[], bool], seconds: float = WAIT_SECONDS) -> float:
+        return await super().until(true, seconds)
 
     async def create(self, name: str, *, on: int, reliable: bool = True) -> TopicName:
         """Makes the topic and has node `on` serve it, as every node knows."""
@@ -188,37 +187,38 @@ class Town:
         gone = {self.node(number).id for number in numbers}
         await self.until(lambda: not any(gone & {*node.cluster.view.active()} for node in self.nodes))
 
-    def host(self, topic: TopicName) -> Node | None:
-        return next((node for node in self.nodes if node.broker.topics.get(topic) is not None), None)
-
 
 @contextlib.asynccontextmanager
-async def town_of(count: int, *, proxies: Mapping[int, str] = {}, **load_manager: Any) -> AsyncIterator[Town]:
+async def server_cluster(
+    count: int, *, proxies: Mapping[int, str] = {}, **load_manager: Any
+) -> AsyncIterator[ServerCluster]:
     async with contextlib.AsyncExitStack() as stack:
-        town = Town(stack, proxies, **load_manager)
-        await town.start(count)
-        yield town
+        cluster = ServerCluster(stack, proxies, **load_manager)
+        await cluster.start(count)
+        yield cluster
 
 
-def clustered(count: int, **settings: Any) -> Callable[[Callable[[Town], Awaitable[None]]], Callable[[], None]]:
-    """Runs an async test with a cluster of its own; `settings` are those of `town_of`."""
+def clustered(
+    count: int, **settings: Any
+) -> Callable[[Callable[[ServerCluster], Awaitable[None]]], Callable[[], None]]:
+    """Runs an async test with a cluster of its own; `settings` are those of `server_cluster`."""
 
-    def decorate(test: Callable[[Town], Awaitable[None]]) -> Callable[[], None]:
+    def decorate(test: Callable[[ServerCluster], Awaitable[None]]) -> Callable[[], None]:
         async def body() -> None:
-            async with town_of(count, **settings) as town:
-                await test(town)
+            async with server_cluster(count, **settings) as cluster:
+                await test(cluster)
 
         @functools.wraps(test)
         def run_it() -> None:
             run(body())
 
-        del run_it.__wrapped__  # pytest would look for a fixture called town
+        del run_it.__wrapped__  # pytest would look for a fixture called cluster
         return run_it
 
     return decorate
 
 
-def reliable(node: Node, name: TopicName) -> Topic:
+def reliable(node: ServerNode, name: TopicName) -> Topic:
     topic = node.broker.topics.get(name)
     assert isinstance(topic, Topic)
     return topic

@@ -17,7 +17,7 @@ import pytest
 from pydanube.errors import ProcessEnded
 from pydanube.stores.work import worker_process
 from pydanube.stores.work.pickle_pipe import dumped, loaded
-from pydanube.stores.work.worker_process import Apart, _has_starved, _Process
+from pydanube.stores.work.worker_process import WorkerProcesses, _lacked_cores, _Process
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -53,7 +53,7 @@ def wait_for_end(pid: int) -> None:
 
 def test_it_has_a_low_priority_and_one_process_serves_all_calls() -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         first = await beside.call(os.getpid)
         assert first not in (HERE, await asyncio.to_thread(os.getpid))
         assert await beside.call(partial(os.getpriority, os.PRIO_PROCESS, 0)) == min(
@@ -72,7 +72,7 @@ def paths_there() -> list[str]:
 
 def test_it_runs_the_code_of_the_broker_that_started_it() -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         paths = await beside.call(paths_there)
         beside.close()
         package = Path(worker_process.__file__).parents[2]
@@ -88,7 +88,7 @@ def test_large_things_go_there_and_come_back_as_they_are(size: int, caplog: pyte
     pieces = [memoryview(given)[: size // 3], b"and", memoryview(bytearray(given))[size // 3 :]]
 
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         for _ in range(2):
             assert await beside.call(partial(memoryview, memoryview(given))) == given
             assert await beside.call(partial(b"".join, pieces)) == b"".join(pieces)
@@ -102,7 +102,7 @@ def test_more_pieces_than_one_call_of_the_system_takes_arrive_too(caplog: pytest
     pieces = [memoryview(bytes([number % 251]) * (number % 7)) for number in range(5_000)]
 
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         assert await beside.call(partial(b"".join, pieces)) == b"".join(pieces)
         beside.close()
 
@@ -127,7 +127,7 @@ def test_if_something_else_comes_out_of_it_its_work_is_done_here(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         assert await beside.call(os.getpid) == HERE
         beside.close()
 
@@ -137,7 +137,7 @@ def test_if_something_else_comes_out_of_it_its_work_is_done_here(
 
 def test_if_it_dies_its_work_is_done_here_and_the_next_has_a_process_again(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         first = await beside.call(os.getpid)
         assert await beside.call(partial(die_unless_in, HERE)) == HERE
         assert await beside.call(os.getpid) not in (HERE, first)
@@ -149,7 +149,7 @@ def test_if_it_dies_its_work_is_done_here_and_the_next_has_a_process_again(caplo
 
 def test_if_it_cannot_be_started_its_work_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         assert await beside.call(os.getpid) == HERE
         beside.close()
 
@@ -159,7 +159,7 @@ def test_if_it_cannot_be_started_its_work_is_done_here(monkeypatch: pytest.Monke
 
 def test_a_function_that_cannot_be_sent_harms_nobody() -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         with pytest.raises(Exception, match=r"pickle|local object"):
             await beside.call(lambda: 1)
         assert await beside.call(os.getpid) != HERE
@@ -170,7 +170,7 @@ def test_a_function_that_cannot_be_sent_harms_nobody() -> None:
 
 def test_what_it_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         assert await beside.call(partial(print, "hello", flush=True)) is None
         assert await beside.call(partial(divmod, 7, 2)) == (3, 1)
         beside.close()
@@ -181,9 +181,9 @@ def test_what_it_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
 
 OWNER = """
 import asyncio, os, time
-from pydanube.stores.work.worker_process import Apart
+from pydanube.stores.work.worker_process import WorkerProcesses
 async def main():
-    print(await Apart(1).call(os.getpid), flush=True)
+    print(await WorkerProcesses(1).call(os.getpid), flush=True)
     time.sleep(60)
 asyncio.run(main())
 """
@@ -204,7 +204,7 @@ def test_a_call_that_is_cancelled_ends_also_if_its_process_is_stopped() -> None:
     """Whoever closes a topic, moves it or stops the broker cancels the upload and waits for it."""
 
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         pid = await beside.call(os.getpid)
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -236,7 +236,7 @@ def test_a_process_that_does_not_answer_is_killed_in_the_end_and_its_work_done_h
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         pid = await beside.call(os.getpid)
         assert pid != HERE
         os.kill(pid, signal.SIGSTOP)
@@ -249,7 +249,7 @@ def test_a_process_that_does_not_answer_is_killed_in_the_end_and_its_work_done_h
 
 def test_two_threads_may_want_the_one_idle_process() -> None:
     async def run() -> None:
-        beside = Apart(2)
+        beside = WorkerProcesses(2)
         await beside.call(os.getpid)
         beside._pool._free = Shared(beside._pool._free)
         assert await beside.call(os.getpid) != os.getpid()
@@ -264,7 +264,7 @@ def policy() -> int:
 
 def test_it_runs_when_nobody_else_wants_to() -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         assert await beside.call(policy) == os.SCHED_IDLE
         beside.close()
 
@@ -275,7 +275,7 @@ def test_where_nobody_can_see_that_it_waits_it_is_only_nice(monkeypatch: pytest.
     monkeypatch.setattr(worker_process, "_can_see_waiting", lambda: False)
 
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         assert await beside.call(policy) == os.SCHED_BATCH
         beside.close()
 
@@ -299,7 +299,7 @@ def test_one_that_others_keep_from_running_is_ended_and_the_next_is_only_nice_fo
 
     async def run() -> None:
         nonlocal runs
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         first = await beside.call(os.getpid)
         await beside.call(partial(time.sleep, 0.2))
         assert await beside.call(os.getpid) == first  # it had its turns
@@ -323,7 +323,7 @@ def test_one_that_others_keep_from_running_is_ended_and_the_next_is_only_nice_fo
 
 def test_it_is_seen_how_long_a_process_ran_and_waited() -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         await beside.call(partial(sum, range(3_000_000)))
         [process] = beside._pool._free
         ran, waited = process.ran_and_waited()[str(process._process.pid)]
@@ -336,15 +336,15 @@ def test_it_is_seen_how_long_a_process_ran_and_waited() -> None:
 
 def test_each_thread_of_it_is_compared_with_itself() -> None:
     before = {"main": (30.0, 5.0), "other": (0.1, 0.2)}
-    assert not _has_starved(before, {"main": (30.1, 5.2), "other": (0.2, 9.0)})
-    assert not _has_starved(before, {"main": (32.0, 30.0), "new": (1.0, 12.0)})
-    assert _has_starved(before, {"main": (30.1, 20.0)})
-    assert _has_starved(before, {**before, "new": (0.0, 11.0)})
+    assert not _lacked_cores(before, {"main": (30.1, 5.2), "other": (0.2, 9.0)})
+    assert not _lacked_cores(before, {"main": (32.0, 30.0), "new": (1.0, 12.0)})
+    assert _lacked_cores(before, {"main": (30.1, 20.0)})
+    assert _lacked_cores(before, {**before, "new": (0.0, 11.0)})
 
 
 def test_a_call_that_is_cancelled_before_its_turn_does_not_wait_for_those_before_it() -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         first = asyncio.create_task(beside.call(partial(time.sleep, 30.0)))
         await asyncio.sleep(0.05)
         second = asyncio.create_task(beside.call(os.getpid))
@@ -361,7 +361,7 @@ def test_a_call_that_is_cancelled_before_its_turn_does_not_wait_for_those_before
 
 def test_one_that_died_while_it_had_nothing_to_do_is_not_given_work(tmp_path: Path) -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         first = await beside.call(os.getpid)
         os.kill(first, signal.SIGKILL)
         [process] = beside._pool._free
@@ -385,7 +385,7 @@ def complain() -> None:
 
 def test_an_error_that_would_not_arrive_is_told_in_words() -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         with pytest.raises(RuntimeError, match="Particular: this and that"):
             await beside.call(complain)
         beside.close()
@@ -396,9 +396,9 @@ def test_an_error_that_would_not_arrive_is_told_in_words() -> None:
 WORKING = """
 import asyncio, os, time
 from functools import partial
-from pydanube.stores.work.worker_process import Apart
+from pydanube.stores.work.worker_process import WorkerProcesses
 async def main():
-    beside = Apart(1)
+    beside = WorkerProcesses(1)
     pid = await beside.call(os.getpid)
     working = asyncio.create_task(beside.call(partial(time.sleep, 50.0)))
     await asyncio.sleep(0.2)
@@ -432,7 +432,7 @@ async def leave(path: str, pid: int) -> int:
 
 def test_what_waits_there_is_called_on_a_loop_of_its_own(tmp_path: Path) -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         for _ in range(2):
             assert await beside.call_once(partial(leave, str(tmp_path / "calls"), 0)) != HERE
         beside.close()
@@ -443,7 +443,7 @@ def test_what_waits_there_is_called_on_a_loop_of_its_own(tmp_path: Path) -> None
 
 def test_what_may_change_something_is_not_called_again_if_its_process_dies(tmp_path: Path) -> None:
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         with pytest.raises(ProcessEnded, match="the process for large objects"):
             await beside.call_once(partial(leave, str(tmp_path / "calls"), HERE))
         assert await beside.call(os.getpid) != HERE
@@ -460,7 +460,7 @@ def test_what_stores_something_has_more_time_than_what_only_computes(
     monkeypatch.setattr(worker_process, "SECONDS_MAX", 0.1)
 
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         assert await beside.call_once(partial(asyncio.sleep, 0.3, "stored")) == "stored"
         monkeypatch.setattr(worker_process, "STORING_SECONDS_MAX", 0.1)
         with pytest.raises(ProcessEnded, match="it took longer than 0 s"):
@@ -475,7 +475,7 @@ def test_a_file_in_the_working_directory_is_no_part_of_it(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
 
     async def run() -> None:
-        beside = Apart(1)
+        beside = WorkerProcesses(1)
         assert await beside.call(os.getpid) != os.getpid()
         beside.close()
 

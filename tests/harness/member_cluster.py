@@ -1,14 +1,14 @@
 """Several brokers in one process that only agree: they register, lead, claim topics and let them go, and store nothing.
 
-    town = Town()
-    a, b, c = await town.boot(1, 2, 3)
-    await town.create("/default/orders")
+    cluster = MemberCluster()
+    a, b, c = await cluster.boot(1, 2, 3)
+    await cluster.create("/default/orders")
     await asyncio.sleep(5)                  five seconds that cost nothing
     a.kill()                                kill -9: nothing of it ever runs again
     a.pause(); a.resume()                   SIGSTOP, SIGCONT
-    a.store.cut = True                      a partition between this broker and the metadata store
+    a.metadata.cut = True                      a partition between this broker and the metadata store
 
-Whenever somebody claims a topic, the town checks that its last owner could not have been serving it any more; whenever
+On every claim of a topic the cluster checks that its last owner could not have been serving it any more; whenever
 a broker is drained for having been away, that a leader had declared its last session dead.
 """
 
@@ -33,6 +33,7 @@ from pydanube.core.names import BrokerId, TopicName
 from pydanube.errors import Conflict, DanubeError, OwnershipLost, TopicUnknown, Unavailable, Unreachable
 from pydanube.ports import Compare, Delete, Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.testing.cluster_of import ClusterOf
 from pydanube.testing.faulty_metadata import FaultyMetadata
 from pydanube.testing.loop import Process, SimClock, SimLoop, SimWork
 
@@ -65,11 +66,11 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Node:
+class MemberNode:
     """A broker without topics' contents; also the `Host` that its cluster calls."""
 
-    def __init__(self, town: Town, broker: int, *, home: str, join: bool) -> None:
-        self.town = town
+    def __init__(self, cluster: MemberCluster, broker: int, *, home: str, join: bool) -> None:
+        self.shared = cluster
         self.broker = BrokerId(broker)
         self.owned: dict[TopicName, int] = {}  # and the revision of the owner key
         self.lost_for: list[str] = []
@@ -81,7 +82,7 @@ class Node:
         self.move_seconds = 0.1
         self.home = home
         self.join = join
-        self.store = town.access(broker)
+        self.metadata = cluster.access(broker)
         self.process = Process(f"broker {broker}")
         self.cluster: ClusterNode
         self.entry: RegistrationDecision
@@ -100,18 +101,18 @@ class Node:
         )
         self.cluster = ClusterNode(
             identity,
-            store=self.store,
-            clock=self.town.clock,
-            work=self.town.work,
-            config=self.town.config,
-            ttl_seconds=self.town.ttl_seconds,
+            store=self.metadata,
+            clock=self.shared.clock,
+            work=self.shared.work,
+            config=self.shared.config,
+            ttl_seconds=self.shared.ttl_seconds,
             join=self.join,
-            rejoins=self.town.rejoins,
+            rejoins=self.shared.rejoins,
         )
         self.entry = await self.cluster.register(self)
         for topic in await self._own_topics():
             with contextlib.suppress(DanubeError):  # it is offered again
-                item = await self.store.get(keys.owner(topic))
+                item = await self.metadata.get(keys.owner(topic))
                 await self._take(topic, item.revision if item else 0)
         self.cluster.start(self)
 
@@ -121,7 +122,7 @@ class Node:
                 return await self.cluster.own_topics()
 
     def kill(self) -> None:
-        self.town.nodes.remove(self)
+        self.shared.nodes.remove(self)
         self.process.kill()
 
     def pause(self) -> None:
@@ -138,9 +139,16 @@ class Node:
     async def _stop(self) -> None:
         await self.cluster.retire()
         for topic in list(self.owned):
-            await self.town.clock.sleep(self.move_seconds)
+            await self.shared.clock.sleep(self.move_seconds)
             await self._release(topic, Marker(reason="shutdown", from_broker=self.broker).as_ready())
         await self.cluster.stop()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.alive
+
+    def serves(self, name: TopicName) -> bool:
+        return name in self.serving
 
     @property
     def serving(self) -> set[TopicName]:
@@ -157,12 +165,12 @@ class Node:
         marker_revision: int | None = None,
         owner_revision: int | None = None,
     ) -> None:
-        await self.town.clock.sleep(self.claim_seconds)
+        await self.shared.clock.sleep(self.claim_seconds)
         if self.claims_fail is not None:
             raise self.claims_fail
-        if await self.store.get(keys.topic(topic)) is None:
+        if await self.metadata.get(keys.topic(topic)) is None:
             raise TopicUnknown(topic)
-        item = await self.store.get(keys.owner(topic))
+        item = await self.metadata.get(keys.owner(topic))
         owner = Owner.from_bytes(item.value) if item else None
         is_nobodys = owner is None or owner.released or owner.deleted
         if marker_revision is not None and not is_nobodys and marker.reason != BROKER_LOST:
@@ -171,7 +179,7 @@ class Node:
         await self._take(topic, revision, marker_revision)
 
     async def hand_over(self, topic: TopicName, marker: Marker) -> None:
-        await self.town.clock.sleep(self.move_seconds)
+        await self.shared.clock.sleep(self.move_seconds)
         if self.moves_fail is not None:
             raise self.moves_fail
         await self._release(topic, marker.as_ready())
@@ -185,7 +193,7 @@ class Node:
 
     def load_report(self) -> LoadReport:
         topics = [TopicLoad(topic_name=topic, age_seconds=self.topic_age) for topic in self.owned]
-        return LoadReport(broker_id=self.broker, timestamp=self.town.clock.time_us() // 1000, topics=topics)
+        return LoadReport(broker_id=self.broker, timestamp=self.shared.clock.time_us() // 1000, topics=topics)
 
     def owned_topics(self) -> Collection[TopicName]:
         return self.owned
@@ -193,13 +201,13 @@ class Node:
     # --- ownership, as the real broker does it ---
 
     async def _take(self, topic: TopicName, owner_revision: int, marker_revision: int | None = None) -> None:
-        item = await self.store.get(keys.owner(topic))
+        item = await self.metadata.get(keys.owner(topic))
         before = Owner.from_bytes(item.value) if item else None
         owner = Owner(
             epoch=before.epoch + 1 if before else 1, session=self.cluster.session, broker_id=self.broker, start_offset=0
         )
         marker = [] if marker_revision is None else [Compare(keys.unassigned(topic), marker_revision)]
-        revision = await self.store.transact(
+        revision = await self.metadata.transact(
             [Compare(keys.owner(topic), owner_revision), self.cluster.registered, *marker],
             [
                 Put(keys.owner(topic), owner.to_bytes()),
@@ -215,11 +223,11 @@ class Node:
         held = self.owned.pop(topic, -1)  # first it stops serving, then it lets go
         while True:
             with contextlib.suppress(Unreachable):
-                item = await self.store.get(keys.owner(topic))
+                item = await self.metadata.get(keys.owner(topic))
                 if item is None or item.revision != held:
                     break
                 owner = replace(Owner.from_bytes(item.value), released=True)
-                revision = await self.store.transact(
+                revision = await self.metadata.transact(
                     [Compare(keys.owner(topic), held)],
                     [
                         Put(keys.owner(topic), owner.to_bytes()),
@@ -234,11 +242,11 @@ class Node:
 
 
 class Watched(MemoryMetadataStore):
-    """Tells the town of every change, in the moment in which it is made."""
+    """Tells the cluster of every change, in the moment in which it is made."""
 
-    def __init__(self, clock: SimClock, town: Town) -> None:
+    def __init__(self, clock: SimClock, cluster: MemberCluster) -> None:
         super().__init__(clock)
-        self._town = town
+        self._cluster = cluster
 
     @property
     def keys(self) -> Collection[str]:
@@ -251,23 +259,25 @@ class Watched(MemoryMetadataStore):
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> int | None:
         revision = await super().transact(compares, operations)
         if revision is not None:
-            self._town.notice(compares, operations)
+            self._cluster.notice(compares, operations)
         return revision
 
 
-class Town:
+class MemberCluster(ClusterOf[MemberNode]):
     """One metadata store and the brokers on it."""
 
+    clock: SimClock
+    metadata: Watched
+
     def __init__(self, *, seed: int = 0, ttl_seconds: float = TTL, config: LoadManagerConfig = FAIR) -> None:
-        self.dice = Random(seed)
-        self.clock = SimClock()
-        self.work = SimWork(self.dice)
-        self.store = Watched(self.clock, self)
+        clock = SimClock()
+        super().__init__(clock, Watched(clock, self))
+        self.rng = Random(seed)
+        self.work = SimWork(self.rng)
         self.config = config
         self.ttl_seconds = ttl_seconds
         self.rejoins = False  # rejoin: active
-        self.nodes: list[Node] = []
-        self.all_nodes: list[Node] = []
+        self.all_nodes: list[MemberNode] = []
         self.claims: list[tuple[TopicName, BrokerId]] = []
         self.markers: list[tuple[TopicName, Marker | None]] = []  # every one that was ever put
         self._states: dict[BrokerId, BrokerState] = {}
@@ -275,18 +285,18 @@ class Town:
         self.stores: Callable[[FaultyMetadata], None] = lambda store: None  # what every new access is like
 
     def access(self, broker: int) -> FaultyMetadata:
-        store = FaultyMetadata(self.store, self.clock, Random(self.dice.random()))
+        store = FaultyMetadata(self.metadata, self.clock, Random(self.rng.random()))
         self.stores(store)
         return store
 
     # --- brokers ---
 
-    async def boot(self, *brokers: int, join: bool = False) -> list[Node]:
+    async def boot(self, *brokers: int, join: bool = False) -> list[MemberNode]:
         return [await self.boot_one(broker, join=join) for broker in brokers]
 
-    async def boot_one(self, broker: int, *, join: bool = False, home: str | None = None) -> Node:
+    async def boot_one(self, broker: int, *, join: bool = False, home: str | None = None) -> MemberNode:
         """A process for this broker; the same directory as before, unless it is said otherwise."""
-        node = Node(self, broker, home=home or f"disk of {broker}", join=join)
+        node = MemberNode(self, broker, home=home or f"disk of {broker}", join=join)
         self.nodes.append(node)
         self.all_nodes.append(node)
         try:
@@ -298,7 +308,7 @@ class Town:
         return node
 
     @property
-    def leaders(self) -> list[Node]:
+    def leaders(self) -> list[MemberNode]:
         return [node for node in self.nodes if node.cluster.leadership.leads]
 
     # --- topics ---
@@ -306,14 +316,14 @@ class Town:
     async def create(self, *names: str) -> list[TopicName]:
         topics = [TopicName(name) for name in names]
         for topic in topics:
-            await self.store.transact([], [Put(keys.topic(topic), b"null"), Put(keys.unassigned(topic), b"null")])
+            await self.metadata.transact([], [Put(keys.topic(topic), b"null"), Put(keys.unassigned(topic), b"null")])
         return topics
 
-    async def create_on(self, node: Node, *names: str) -> list[TopicName]:
+    async def create_on(self, node: MemberNode, *names: str) -> list[TopicName]:
         """Topics that this broker has from the start."""
         topics = [TopicName(name) for name in names]
         for topic in topics:
-            await self.store.transact([], [Put(keys.topic(topic), b"null")])
+            await self.metadata.transact([], [Put(keys.topic(topic), b"null")])
             await node.process.call(node._take(topic, 0))
         return topics
 
@@ -321,26 +331,10 @@ class Town:
         """Who serves it."""
         return [node.broker for node in self.nodes if topic in node.serving]
 
-    def host(self, topic: TopicName) -> Node:
-        [node] = [node for node in self.nodes if topic in node.serving]
-        return node
-
-    async def marker(self, topic: TopicName) -> Marker | None:
-        item = await self.store.get(keys.unassigned(topic))
-        return Marker.from_bytes(item.value) if item else None
-
     async def state(self, broker: int) -> tuple[str, str] | None:
-        item = await self.store.get(keys.broker_state(BrokerId(broker)))
+        item = await self.metadata.get(keys.broker_state(BrokerId(broker)))
         state = BrokerState.from_bytes(item.value) if item else None
         return (state.mode.value, state.reason) if state else None
-
-    async def until(self, true: Callable[[], bool], seconds: float) -> float:
-        """Waits for something that is to happen; returns how long it took."""
-        begun = now()
-        while not true():
-            assert now() - begun < seconds, f"not so after {seconds} s"
-            await asyncio.sleep(0.01)
-        return now() - begun
 
     # --- what must always be so ---
 
@@ -375,7 +369,7 @@ class Town:
             return
         if before is None or before.session == state.session or before.reason == state.reason:
             return  # it was so before
-        item = self.store.at(keys.lost(broker))
+        item = self.metadata.at(keys.lost(broker))
         lost = BrokerLoss.from_bytes(item) if item else None
         if lost is None or lost.session != before.session:
             self.complain(f"{now()}: broker {broker} is drained, and nobody declared it dead")

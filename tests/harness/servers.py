@@ -1,4 +1,4 @@
-"""A broker on memory ports with its doors open, and a client that calls them over real sockets.
+"""A broker on memory ports with its servers open, and a client that calls them over real sockets.
 
 @served()
 async def test_something(calls: Calls) -> None:
@@ -35,6 +35,7 @@ from tests.stubs.danube import DanubeAdmin_pb2_grpc as admin_grpc
 from tests.stubs.danube import DanubeApi_pb2_grpc as api_grpc
 from tests.stubs.danube import SchemaRegistry_pb2_grpc as schema_grpc
 from tests.stubs.pydanube import admin_pb2_grpc as ours_grpc
+from tests.stubs.pydanube import pipelines_pb2_grpc as pipelines_grpc
 from tests.stubs.pydanube import status_pb2_grpc as status_grpc
 from tests.support import run
 
@@ -61,9 +62,9 @@ async def refused(call: Awaitable[object]) -> Refused:
 class Calls:
     """Stubs of every service, and the calls that nearly every test makes."""
 
-    def __init__(self, broker: Broker, doors: BrokerServers, client: Any, admin: Any) -> None:
+    def __init__(self, broker: Broker, servers: BrokerServers, client: Any, admin: Any) -> None:
         self.broker = broker
-        self.doors = doors
+        self.servers = servers
         self.channel = client
         self.producers = api_grpc.ProducerServiceStub(client)
         self.consumers = api_grpc.ConsumerServiceStub(client)
@@ -79,6 +80,7 @@ class Calls:
         self.admin_schemas = schema_grpc.SchemaRegistryStub(admin)
         self.ours = ours_grpc.AdminStub(admin)
         self.status = status_grpc.StatusStub(admin)
+        self.pipelines = pipelines_grpc.PipelinesStub(admin)
 
     async def create_producer(self, topic: str = TOPIC, name: str = "p", *, reliable: bool = True, **more: Any) -> int:
         request = pb.ProducerRequest(topic_name=topic, producer_name=name, dispatch_strategy=int(reliable), **more)
@@ -153,15 +155,15 @@ async def serving(
         objects=make_objects() if make_objects else None,
         parsers=parsers or MemorySchemaParsers(Answering().answer),
     )
-    doors = await BrokerServers.open(broker)
+    servers = await BrokerServers.open(broker)
     try:
         async with (
-            grpc.aio.insecure_channel(doors.client_addr) as client,
-            grpc.aio.insecure_channel(doors.admin_addr) as admin,
+            grpc.aio.insecure_channel(servers.client_addr) as client,
+            grpc.aio.insecure_channel(servers.admin_addr) as admin,
         ):
-            yield Calls(broker, doors, client, admin)
+            yield Calls(broker, servers, client, admin)
     finally:
-        await doors.close(grace_seconds=0.2)
+        await servers.close(grace_seconds=0.2)
         await broker.stop()
 
 
