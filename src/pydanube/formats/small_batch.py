@@ -66,6 +66,7 @@ class Facts(NamedTuple):
     logical_crc: int
     publish_time_min: int
     publish_time_max: int
+    schema: tuple[int | None, int | None] | None  # of every message, (None, None) for none; None: they differ
 
 
 class Texts(NamedTuple):
@@ -173,13 +174,14 @@ class SmallBatchLayout:
         parts = self._parts(body, rows)
         if parts is None:
             return None
-        data, times, bounds, payload_at, _, _ = parts
+        data, times, bounds, payload_at, rest, claims = parts
         if rows == 1:
             lengths, earliest, latest = _OFFSETS[1].pack(bounds[1]), times[0], times[0]
         else:
             lengths = _OFFSETS[rows].pack(*[end - first for first, end in pairwise(bounds)])
             earliest, latest = min(times), max(times)
-        return Facts(crc32c(data[payload_at : payload_at + bounds[-1]], crc32c(lengths)), earliest, latest)
+        schema = _NO_SCHEMA if claims[3] else _one_schema(rest, rows)
+        return Facts(crc32c(data[payload_at : payload_at + bounds[-1]], crc32c(lengths)), earliest, latest, schema)
 
     def _parts(self, body: Buffer, rows: int) -> _Parts | None:
         size = self._size
@@ -223,16 +225,17 @@ class SmallBatchLayout:
         texts = self._known_texts if len(parts.rest) <= KEPT_SIZE_MAX else _texts_of
         return texts(parts.rest, rows, *parts.claims)
 
-    def read_schema(self, body: Buffer, rows: int) -> tuple[int | None, int | None] | None:
-        """The one schema of all its messages, (None, None) for none. None: ask Arrow."""
-        texts = self.read_texts(body, rows)
-        if texts is None:
-            return None
-        return (None, None) if texts.schemas is None else _same(texts.schemas)
+
+_NO_SCHEMA: Final = (None, None)
 
 
-def _same(schemas: Sequence[Schema]) -> Schema | None:
-    return schemas[0] if len(set(schemas)) == 1 else None
+def _one_schema(rest: bytes, rows: int) -> Schema | None:
+    """What all rows have, of a column that `_checked_rest` has found full. It stands in front of the request ids."""
+    at = len(rest) - 8 * rows - ((4 * rows + 7) & ~7)
+    ids, versions = rest[at - 8 * rows : at], rest[at : at + 4 * rows]
+    if ids != ids[:8] * rows or versions != versions[:4] * rows:
+        return None
+    return _I64.unpack_from(ids)[0], int.from_bytes(versions[:4], "little", signed=True)
 
 
 def _checked_rest(
