@@ -6,8 +6,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON_IN_VENV := .venv/bin/python
 PYTEST := $(PYTHON_IN_VENV) -m pytest
-# One more than the cores of a small machine: many tests wait for processes.
-PYTEST_ARGS ?= -n 3 --dist worksteal
+# Two more than the cores of a small machine: many tests wait for processes.
+PYTEST_ARGS ?= -n 4 --dist worksteal
 # What runs in one process, on memory ports and virtual time; the rest starts processes, Spark or simulations.
 SLOW_TESTS = tests/e2e tests/spark tests/sim tests/fuzz tests/fixtures tests/scenarios tests/harness
 FAST_TESTS = $(filter-out $(SLOW_TESTS) %__pycache__, $(patsubst %/,%,$(wildcard tests/*/))) tests/test_tidy.py
@@ -76,7 +76,7 @@ demo-log: setup ## Show the log: append, kill -9, recover, verify
 	@.venv/bin/danube log demo
 
 .PHONY: test
-test: setup-spark ## Run the tests, ten slowest last (three at a time; PYTEST_ARGS= for one)
+test: setup-spark ## Run the tests, ten slowest last (four at a time; PYTEST_ARGS= for one)
 	@$(PYTEST) $(PYTEST_ARGS)
 
 .PHONY: test-long

@@ -2,24 +2,32 @@
 
     make bench-spark            1,000,000 messages of 200 B; ROWS=… for more, PARTS="write lake" for some of the parts
 
-    read      the live tail, objects and history(), each beside its ceiling
+    read      the live tail, objects and history(), each in turn with its ceiling
     pressure  how long producers wait for receipts while a query reads the tail, and while it reads memory
     write     the sink
     now       AvailableNow in limited batches
     latency   from producer to the end of the batch, at 5,000 messages a second, with the default trigger
     lake      the job, on half of the rows and on all of them: its rate, and the memory of Spark and its workers
+    before    the job and that of an earlier version, in turn: BEFORE=commit
 
-Ceilings are measured in the same run; ratios travel between machines, rates do not.
+What is compared takes turns, in another order each round, behind one round to get warm. Medians of five are of the
+seconds of all processors per row, which a busy machine changes less than the clock's. Ratios travel between machines,
+rates do not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
+import random
+import statistics
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +64,9 @@ SIZE = 200
 PER_BATCH = 10_000
 TOPIC = "/default/bench"
 BEST_OF = 3
-PARTS = os.environ.get("PARTS", "read pressure write now latency lake").split()
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
+BEFORE = os.environ.get("BEFORE", "")
+PARTS = os.environ.get("PARTS", "read pressure write now latency lake before").split()
 PER_SECOND = 5_000
 LATENCY_SECONDS = 20
 
@@ -211,6 +221,18 @@ def best(work: Callable[[], object]) -> Taken:
     return min(once(work) for _ in range(BEST_OF))
 
 
+def in_turn(works: Mapping[str, Callable[[], object]]) -> dict[str, Taken]:
+    """The median of each by processor time, of rounds in which each has its turn."""
+    order, found = list(works), {name: list[Taken]() for name in works}
+    for number in range(ROUNDS + 1):
+        random.Random(number).shuffle(order)
+        for name in order:
+            taken = once(works[name])
+            if number:
+                found[name].append(taken)
+    return {name: sorted(each, key=lambda one: one.cpu_seconds)[len(each) // 2] for name, each in found.items()}
+
+
 def to_nowhere(frame: DataFrame) -> Callable[[], object]:
     return lambda: frame.write.format("noop").mode("overwrite").save()
 
@@ -228,17 +250,26 @@ def line(what: str, taken: Taken, ceiling: Taken | None, rows: int = ROWS) -> No
 def read(bench: Bench) -> None:
     spark = bench.spark
     bench.fill(TOPIC, ROWS, hexadecimal())
-    memory = best(to_nowhere(spark.read.format("memory_rows").load()))
-    line("ceiling: a Python source from memory", memory, None)
-    line("source, live tail from the broker", best(to_nowhere(bench.frame(TOPIC))), memory)
+    memory = to_nowhere(spark.read.format("memory_rows").load())
+    found = in_turn({"memory": memory, "tail": to_nowhere(bench.frame(TOPIC))})
+    line("ceiling: a Python source from memory", found["memory"], None)
+    line("source, live tail from the broker", found["tail"], found["memory"])
     bench.upload()
     files = [str(path) for path in (bench.directory / "objects" / TOPIC[1:]).rglob("data-*.parquet")]
-    line("source, from objects", best(to_nowhere(bench.frame(TOPIC))), memory)
     columns = [name for name in COLUMNS if name != "topic"]
-    native = best(to_nowhere(spark.read.parquet(*files).select(*columns)))
-    line("ceiling: spark.read.parquet of the objects", native, None)
-    fast = best(to_nowhere(pydanube.spark.history(spark, TOPIC, service_url=bench.broker.url)))
-    line("history()", fast, native)
+    history = pydanube.spark.history(spark, TOPIC, service_url=bench.broker.url)
+    found = in_turn(
+        {
+            "memory": memory,
+            "objects": to_nowhere(bench.frame(TOPIC)),
+            "parquet": to_nowhere(spark.read.parquet(*files).select(*columns)),
+            "history": to_nowhere(history),
+        }
+    )
+    line("ceiling: a Python source from memory", found["memory"], None)
+    line("source, from objects", found["objects"], found["memory"])
+    line("ceiling: spark.read.parquet of the objects", found["parquet"], None)
+    line("history()", found["history"], found["parquet"])
 
 
 def pressure(bench: Bench) -> None:
@@ -290,13 +321,17 @@ def write(bench: Bench) -> None:
         target = bench.options(topic, staging=str(bench.directory / "staging"))
         frame.write.format(form).options(**target).mode("append").save()
 
-    for form in ("danube", "dropped_rows"):
-        save(1000, "/default/warm", form)
-    ceiling = once(lambda: save(ROWS, "", "dropped_rows"))
-    line("ceiling: a Python sink that forgets", ceiling, None)
+    written = [0]
+
+    def sink() -> None:
+        written[0] += 1
+        save(ROWS, f"/default/written{written[0]}")
+
+    found = in_turn({"forgets": lambda: save(ROWS, "", "dropped_rows"), "sink": sink})
+    taken, ceiling = found["sink"], found["forgets"]
     little = once(lambda: save(1000, "/default/little"))
-    taken = once(lambda: save(ROWS, "/default/written"))
-    assert bench.head("/default/written") == ROWS
+    assert all(bench.head(f"/default/written{number}") == ROWS for number in range(1, written[0] + 1))
+    line("ceiling: a Python sink that forgets", ceiling, None)
     line("sink, rows of 100 B", taken, ceiling)
     print(f"{'sink, a write of 1,000 rows':<44}{little.seconds:>12.2f} s{little.cpu_seconds:>13.2f} s of a core")
     more = Taken(taken.seconds - little.seconds, taken.cpu_seconds - little.cpu_seconds)
@@ -381,6 +416,61 @@ def _lake_of(bench: Bench, rows: int) -> None:
     print(f"{'  the most memory, Spark and workers':<44}{max(most) / 1e6:>12,.0f} MB", flush=True)
 
 
+def before(bench: Bench) -> None:
+    """Two processes with a Spark each, which run the job of two versions in turn on the same topic."""
+    if not BEFORE:
+        print("before: not run, as BEFORE names no commit")
+        return
+    topic, here = "/default/compared", Path(__file__).resolve().parent
+    bench.fill(topic, ROWS, orders)
+    bench.upload()
+    old = bench.directory / "before"
+    old.mkdir()
+    tree = subprocess.run(["git", "archive", BEFORE, "src"], cwd=here.parent, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(old)], input=tree, check=True)
+    workers = {}
+    for name, source in (("before", old / "src"), ("now", here.parent / "src")):
+        command = [sys.executable, str(here / "lake_worker.py"), bench.broker.url, topic, str(max(1, ROWS // 2))]
+        environment = {**os.environ, "PYTHONPATH": str(source)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        workers[name] = subprocess.Popen(command, env=environment, **pipes)  # type: ignore[call-overload]
+    taken: dict[str, list[float]] = {name: [] for name in workers}
+    tables = {}
+    for number in range(ROUNDS + 1):
+        for name in random.Random(number).sample(sorted(workers), 2):
+            worker, target = workers[name], bench.directory / f"{name}{number}"
+            print(target, file=worker.stdin, flush=True)
+            report = json.loads(worker.stdout.readline())
+            if number:
+                taken[name].append(report.pop("cpu_seconds"))
+            tables[name] = {key: value for key, value in report.items() if key.endswith(("rows", "messages", "copies"))}
+            tables[name]["hash"] = _hash_of(target)
+        assert tables["before"] == tables["now"], tables
+    for worker in workers.values():
+        worker.stdin.close()
+        worker.wait()
+    medians = {name: statistics.median(each) / ROWS * 1e6 for name, each in taken.items()}
+    print(f"lake, the same {ROWS:,} rows in each table, and the same in each row: {tables['now']}")
+    for name, each in medians.items():
+        print(
+            f"{f'lake, {name}':<44}{each:>12.2f} µs of a core each{medians['before'] / each:>10.2f} × {BEFORE}",
+            flush=True,
+        )
+
+
+def _hash_of(target: Path) -> list[object]:
+    """Of all rows of raw and typed, in whatever order and files."""
+    import duckdb
+
+    return [
+        duckdb.sql(
+            f"select count(*), sum(hash(t)::hugeint) from (select * exclude (batch) from "
+            f"read_parquet('{target}/orders_{name}/batch=*/date=*/*.parquet', hive_partitioning=true)) t"
+        ).fetchone()
+        for name in ("raw", "typed")
+    ]
+
+
 @contextmanager
 def memory_used() -> Iterator[list[int]]:
     """What this process's children have in memory, once in a while."""
@@ -448,7 +538,7 @@ def main() -> None:
                 bench = Bench(spark, broker, directory)
                 steps = {
                     **{"read": read, "pressure": pressure, "write": write},
-                    **{"now": now, "latency": latency, "lake": lake_job},
+                    **{"now": now, "latency": latency, "lake": lake_job, "before": before},
                 }
                 for part in PARTS:
                     steps[part](bench)

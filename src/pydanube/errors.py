@@ -69,9 +69,12 @@ Spark worker. What this page says of an error is not said again below.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
 
 from pydanube.core.declared import Declared, says
+
+_PASSWORD: Final = re.compile(r"(?<=//)[^/@\s'\"]+@|[^\s'\"/@]+:[^\s'\"/@]*@")  # of a URL
 
 
 class DanubeError(Declared):
@@ -127,7 +130,8 @@ class ConfigError(Refused):
     allowed: str
 
     def __str__(self) -> str:
-        given = "is not given" if self.value is None else f"= {self.value!r} is not allowed"
+        shown = _PASSWORD.sub("(hidden)@", repr(self.value))
+        given = "is not given" if self.value is None else f"= {shown} is not allowed"
         return f"{self.key} {given}: {self.allowed}"
 
 

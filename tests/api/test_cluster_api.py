@@ -125,7 +125,7 @@ async def test_a_topic_that_nobody_has_is_not_found_and_is_described_all_the_sam
             with pytest.raises(NotServed, match="waiting for a broker"):
                 await link.request(command, "done")
     code, sentence = await refused(plain_unload(cluster.calls(1)))
-    assert code is StatusCode.FAILED_PRECONDITION and "nobody hosts it just now" in sentence
+    assert code is StatusCode.FAILED_PRECONDITION and "no broker hosts it just now" in sentence
     # Whoever is activated gets it.
     await cluster.calls(1).brokers.ActivateBroker(admin_pb.ActivateBrokerRequest(broker_id=str(cluster.node(2).id)))
     await cluster.until(lambda: cluster.host(NAME) is cluster.node(2))

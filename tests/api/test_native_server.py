@@ -518,6 +518,35 @@ async def test_the_store_decides_about_a_client_that_has_seen_a_newer_owner() ->
     assert (await peer.ask(subscribe=subscribe)).kind == "subscribed"
 
 
+@simulated
+@pytest.mark.parametrize("counter", [1, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("ahead", [-1, 0, 1])
+async def test_no_number_that_a_client_chooses_after_a_takeover_ends_a_producers_name(ahead: int, counter: int) -> None:
+    """An owner that could not be told of the sessions before it adopts them: 2⁶⁴ - 1 would be the last of all."""
+    server = await opened_server()
+    peer = await Peer.greeted(server)
+    opened = await peer.open_producer("a")
+    topic = await find_topic(server.broker)
+    topic.log.sessions.adopts_unknown = True
+    hostile = ((opened.epoch + ahead) << 32) + counter
+    other = await Peer.greeted(server)
+    request = pb.OpenProducer(topic=ORDERS, producer_name="b", reliable=True, session=hostile)
+    answer = await other.ask(open_producer=request)
+    if answer.kind == "producer_opened":
+        other.produce(answer.command.producer_opened, 0, b"x")
+    else:
+        assert answer.command.error.code == pb.SESSION_UNKNOWN and ahead > 0
+    await settle()
+    for number in range(3):
+        again = await peer.open_producer("b")
+        assert again.session >> 32 == opened.epoch and again.session < 2**63
+        peer.produce(again, 0, b"y", request_id=500 + number)
+        await settle()
+    topic.log.sessions.to_bytes()
+    stored = [each.payload for batch in await topic.log.read(0, bytes_max=1 << 20) for each in messages(batch)]
+    assert stored.count(b"y") == 3 and stored.count(b"x") == (ahead < 0)
+
+
 # --- frames that the peer takes -----------------------------------------------------------------------
 
 

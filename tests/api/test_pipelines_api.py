@@ -12,7 +12,7 @@ from grpc import StatusCode
 from pydanube.broker import pipelines
 from pydanube.broker.pipelines import PipelineDesk
 from pydanube.core import keys
-from pydanube.core.pipelines.status import Outcome, PipelineStatus, State
+from pydanube.core.pipelines.status import PipelineState, PipelineStatus, RunOutcome
 from pydanube.ports import Compare, Put
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.work.memory_clock import LoopClock
@@ -119,7 +119,7 @@ async def test_of_two_supervisors_one_has_a_pipeline_and_only_that_one_may_repor
     assert (await claim(calls, mine)).granted, "an answer that was lost may be asked for again"
     refusal = await claim(calls, other)
     assert not refusal.granted and refusal.holder == f"supervisor {mine}"
-    running = PipelineStatus(state=State.RUNNING, supervisor="a", started_us=5, runs=1)
+    running = PipelineStatus(state=PipelineState.RUNNING, supervisor="a", started_us=5, runs=1)
     assert await report(calls, mine, running) and not await report(calls, other, running)
     state = await one(calls)
     assert (state.state, state.supervisor, state.started_us) == ("running", f"supervisor {mine}", 5)
@@ -166,7 +166,9 @@ async def test_what_is_wrong_with_pipelines_stands_in_the_status_and_in_metrics(
     await report(
         calls,
         mine,
-        PipelineStatus(state=State.RUNNING, fresh_us=calls.broker.clock.time_us() - 90_000_000, quarantined_total=7),
+        PipelineStatus(
+            state=PipelineState.RUNNING, fresh_us=calls.broker.clock.time_us() - 90_000_000, quarantined_total=7
+        ),
     )
     await calls.servers._observer.look()
     found = (await calls.status.ClusterStatus(status_pb2.ClusterStatusRequest())).conditions
@@ -174,8 +176,8 @@ async def test_what_is_wrong_with_pipelines_stands_in_the_status_and_in_metrics(
     assert stale.name == "DanubePipelineStale" and stale.subject == "orders"
     assert "90 s old" in stale.sentence and "60 s" in stale.sentence
     text = calls.broker.telemetry.snapshot().text().decode()
-    assert 'danube_pipeline_health{pipeline="orders",job="lake",health="stale"' in text
-    assert 'danube_pipeline_quarantined_total{pipeline="orders",job="lake"' in text
+    assert 'danube_pipeline_health{pipeline="orders",health="stale"' in text
+    assert 'danube_pipeline_quarantined_total{pipeline="orders"' in text
     assert "danube_pipeline_behind_messages{" not in text, "what is not known has no number"
 
 
@@ -222,4 +224,4 @@ def test_planted_a_claim_that_compares_nothing_is_found(monkeypatch: pytest.Monk
 
 
 def test_outcomes_have_the_words_that_the_protocol_names() -> None:
-    assert {each.value for each in Outcome} == {"good", "not_good", "failed", "refused", "stopped", "lost"}
+    assert {each.value for each in RunOutcome} == {"good", "not_good", "failed", "refused", "stopped", "lost"}

@@ -19,7 +19,7 @@ from tools.docs.commands import commands, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 # They print no data: a server's address, or what they do as they do it.
-WITHOUT_OUTPUT = {"danube broker", "danube admin serve", "danube log demo"}
+WITHOUT_OUTPUT = {"danube broker", "danube admin serve", "danube log demo", "danube pipeline supervise"}
 
 
 def test_the_page_is_what_the_commands_say() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any
@@ -15,12 +17,14 @@ import pydanube
 import pydanube.testing
 from pydanube.client import brokers as connection
 from pydanube.client.brokers import BACKOFF_MAX_SECONDS, Address, Brokers, RetryDelay, addresses_of
-from pydanube.client.client import TIMEOUT_SECONDS
+from pydanube.client.client import TIMEOUT_SECONDS, Client
+from pydanube.client.connector import P, SystemConnector
 from pydanube.client.partition_consumer import PartitionConsumer
 from pydanube.config import ClusterConfig
 from pydanube.errors import (
     ClientClosed,
     ConfigError,
+    DanubeError,
     DeadlineExceeded,
     LimitReached,
     NotServed,
@@ -242,6 +246,64 @@ def test_a_topic_elsewhere_is_opened_elsewhere() -> None:
                 await producer.send(b"a")
             assert owner.payloads() == [b"a"] and asked.payloads() == []
             assert client.brokers == [asked.url, owner.url]
+
+    run(inside())
+
+
+class Tunnel(SystemConnector):
+    """Stands for TLS: scripted brokers speak none. Remembers whom the client called, and how."""
+
+    def __init__(self) -> None:
+        self.dialed: list[tuple[int, bool]] = []
+
+    async def connect(self, make: Callable[[], P], host: str, port: int, tls: ssl.SSLContext | None) -> P:
+        self.dialed.append((port, tls is not None))
+        return await super().connect(make, host, port, None)
+
+
+@pytest.mark.parametrize("way", ["lookup", "moved", "storages"])
+def test_a_client_that_speaks_tls_does_not_follow_anyone_to_where_its_token_would_be_read(way: str) -> None:
+    async def inside() -> None:
+        tunnel = Tunnel()
+        async with ScriptedBroker() as asked, ScriptedBroker() as thief:
+            named = pb.Located(topic=TOPIC, stream_url=thief.url)
+            secure = asked.url.replace("danube", "danube+tls")
+            async with Client(secure, token="hunter2", connector=tunnel) as client:
+                if way == "moved":
+                    async with client.producer(TOPIC) as producer:
+                        await producer.send(b"a")
+                        asked.peers[0].send(pb.Command(moved=pb.Moved(topic=TOPIC, stream_url=thief.url)))
+                        await producer.send(b"b")
+                    assert asked.payloads() == [b"a", b"b"], "it asks where the topic is, and is not sent there"
+                else:
+                    asked.answers["lookup"] = lambda peer, frame: peer.answer(frame, located=named)
+                    call = client.describe_storages([TOPIC], timeout=1) if way == "storages" else None
+                    with pytest.raises(DanubeError) as caught:
+                        if call is None:
+                            await client.producer(TOPIC, timeout=1).__aenter__()
+                        else:
+                            [found] = (await call).values()
+                            raise found if isinstance(found, DanubeError) else AssertionError(found)
+                    if way == "lookup":
+                        assert "without TLS" in str(caught.value) and thief.url in str(caught.value)
+        assert thief.connections == 0
+        assert set(tunnel.dialed) == {(Address.parse(asked.url).port, True)}
+
+    run(inside())
+
+
+def test_a_broker_without_tls_that_the_application_names_itself_may_be_used() -> None:
+    async def inside() -> None:
+        tunnel = Tunnel()
+        async with ScriptedBroker() as asked, ScriptedBroker() as owner:
+            urls = [asked.url.replace("danube", "danube+tls"), owner.url]
+            for each in (asked, owner):
+                each.answers["lookup"] = lambda peer, frame: peer.answer(
+                    frame, located=pb.Located(topic=TOPIC, stream_url=owner.url)
+                )
+            async with Client(urls, connector=tunnel) as client, client.producer(TOPIC) as producer:
+                await producer.send(b"a")
+            assert owner.payloads() == [b"a"]
 
     run(inside())
 

@@ -366,7 +366,7 @@ async def test_requests_that_cannot_be_done_are_refused_with_a_sentence_and_chan
 
     ghost = TopicName("/default/homeless")
     await cluster.metadata.transact([], [Put(keys.topic(ghost), b"null")])
-    await refused(MoveRefused, requests.request_move(ghost), "nobody hosts it just now")
+    await refused(MoveRefused, requests.request_move(ghost), "no broker hosts it just now")
 
     a.move_seconds = 3.0
     await ask(a, requests.request_move(ORDERS))

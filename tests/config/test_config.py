@@ -271,7 +271,7 @@ def test_a_value_that_is_not_allowed_is_refused_by_key_and_value(file: Path, tex
         ("brokr: {host: a}", "brokr.host", "perhaps broker.host is meant"),
         ("broker: {port: {client: 1}}", "broker.port.client", "perhaps broker.ports.client is meant"),
         ("dispatch: {heartbeat: 500ms}", "dispatch.heartbeat", "perhaps dispatch.heartbeat_interval is meant"),
-        ("broker: 5", "broker", "section with the keys advertised_listeners, host, ports"),
+        ("broker: 5", "broker", "section with the keys advertised_listeners, grpc_server, grpc_tls, host, ports"),
         ("zzz: 1", "zzz", "there is no such key"),
         ("zzz:", "zzz", "there is no such key"),
         ("brokr: {}", "brokr", "there is no such key"),

@@ -211,7 +211,8 @@ def test_every_alert_is_evaluated_by_the_product_too() -> None:
     groups = yaml.safe_load(ALERTS.read_text())["groups"]
     alerts = {rule["alert"] for group in groups for rule in group["rules"]} - NOT_OURS
     folder = ALERTS.parents[1] / "src/pydanube/core/cluster"
-    source = (folder / "conditions.py").read_text() + (folder / "cluster_conditions.py").read_text()
+    files = (folder / "conditions.py", folder / "cluster_conditions.py", folder.parent / "pipelines/conditions.py")
+    source = "".join(file.read_text() for file in files)
     missing = [name for name in alerts if f'"{name}"' not in source]
     assert missing == []
 

@@ -49,6 +49,12 @@ def test_every_inverse_undoes_its_builder(
     assert keys.assignment_of(keys.assignment(broker, topic)) == (broker, topic)
     assert keys.topic_of_unassigned(keys.unassigned(topic)) == topic
     assert keys.topic_of_namespace(keys.namespace_topic(topic)) == topic
+    assert keys.base_of_partitioned(keys.partitioned(topic)) == topic
+    assert (
+        keys.topic_of_namespace(keys.partitioned(topic))
+        is None
+        is keys.base_of_partitioned(keys.namespace_topic(topic))
+    )
     assert keys.namespace_of_policy(keys.namespace_policy(topic.namespace)) == topic.namespace
     assert keys.topic_of(keys.topic(topic)) == topic
     assert keys.subscription_of(keys.subscription(topic, subscription)) == (topic, subscription)

@@ -211,6 +211,16 @@ def test_a_message_that_retention_takes_holds_its_key_until_its_consumer_answers
         assert dispatch.in_flight.holder(0) is None and dispatch.in_flight.count == 2
 
 
+def test_a_late_nack_frees_no_key_whose_message_retention_took_from_another_consumer() -> None:
+    dispatch = key_shared("x", "x")
+    step(dispatch, Joined(B))
+    assert step(dispatch, Left(A)) == [SendRanges(B, offsets(0), 2)]
+    assert step(dispatch, LogTrimmed(1)) == [Expired(offsets(0))]
+    assert step(dispatch, NackReceived(offsets(0), consumer=A)) == [], "B may look at it yet"
+    assert dispatch.in_flight.holder(0) == B
+    assert step(dispatch, NackReceived(offsets(0), consumer=B)) == [SendRanges(B, offsets(1), 1)]
+
+
 def test_a_message_that_retention_takes_holds_its_key_no_longer_than_its_consumer_has_it() -> None:
     dispatch = key_shared("x", "x")
     step(dispatch, LogTrimmed(1))

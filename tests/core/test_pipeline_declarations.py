@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pydanube.core.pipelines.declaration import Declaration, next_start_us
 from pydanube.core.pipelines.schedule import Cron, Every, seconds_of
-from pydanube.core.pipelines.status import Health, Outcome, PipelineStatus, State, verdict
+from pydanube.core.pipelines.status import Health, PipelineState, PipelineStatus, RunOutcome, verdict
 from pydanube.errors import ConfigError, DanubeError
 
 SECOND = 1_000_000
@@ -181,13 +181,15 @@ def test_what_a_newer_version_stored_is_not_read_as_something_else() -> None:
     assert Declaration.from_bytes(b"not json") is None
     assert PipelineStatus.from_bytes(b'{"state":"dreaming"}') is None
     assert PipelineStatus.from_bytes(b'{"state":"running","colour":"red","runs":3}') == PipelineStatus(
-        state=State.RUNNING, runs=3
+        state=PipelineState.RUNNING, runs=3
     )
     assert PipelineStatus.from_bytes(b'{"runs":"many"}') is None
 
 
 def test_a_status_is_read_as_it_was_written() -> None:
-    status = PipelineStatus(state=State.RUNNING, outcome=Outcome.FAILED, error="no", fresh_us=5, quarantined_total=2)
+    status = PipelineStatus(
+        state=PipelineState.RUNNING, outcome=RunOutcome.FAILED, error="no", fresh_us=5, quarantined_total=2
+    )
     assert PipelineStatus.from_bytes(status.to_bytes()) == status
 
 
@@ -195,7 +197,7 @@ def test_a_status_is_read_as_it_was_written() -> None:
 
 NOW = us("2026-11-18 12:00:00")
 DECLARED = Declaration.parse({**LAKE, "changed_us": NOW - 3600 * SECOND})
-FRESH = PipelineStatus(state=State.RUNNING, started_us=NOW - 1000, fresh_us=NOW - 20 * SECOND, runs=1)
+FRESH = PipelineStatus(state=PipelineState.RUNNING, started_us=NOW - 1000, fresh_us=NOW - 20 * SECOND, runs=1)
 
 
 @pytest.mark.parametrize(
@@ -204,14 +206,14 @@ FRESH = PipelineStatus(state=State.RUNNING, started_us=NOW - 1000, fresh_us=NOW 
         (FRESH, "a", Health.OK),
         (replace(FRESH, fresh_us=NOW - 301 * SECOND), "a", Health.STALE),
         (replace(FRESH, fresh_us=None), "a", Health.STALE),  # the goal has passed since it was declared
-        (replace(FRESH, failures=1, outcome=Outcome.FAILED, error="boom"), "a", Health.FAILING),
-        (replace(FRESH, failures=2, outcome=Outcome.STOPPED, error="boom"), "a", Health.FAILING),
-        (replace(FRESH, failures=1, outcome=Outcome.NOT_GOOD, error="3 missing"), "a", Health.FAILING),
+        (replace(FRESH, failures=1, outcome=RunOutcome.FAILED, error="boom"), "a", Health.FAILING),
+        (replace(FRESH, failures=2, outcome=RunOutcome.STOPPED, error="boom"), "a", Health.FAILING),
+        (replace(FRESH, failures=1, outcome=RunOutcome.NOT_GOOD, error="3 missing"), "a", Health.FAILING),
         (FRESH, "", Health.UNSUPERVISED),
         (None, "", Health.UNSUPERVISED),
         (None, "a", Health.UNKNOWN),
-        (replace(FRESH, state=State.RELEASED, since_us=NOW - SECOND), "", Health.UNKNOWN),
-        (replace(FRESH, state=State.WAITING, outcome=Outcome.LOST), "a", Health.UNKNOWN),
+        (replace(FRESH, state=PipelineState.RELEASED, since_us=NOW - SECOND), "", Health.UNKNOWN),
+        (replace(FRESH, state=PipelineState.WAITING, outcome=RunOutcome.LOST), "a", Health.UNKNOWN),
     ],
 )
 def test_only_what_is_known_to_be_well_is_ok(status: PipelineStatus | None, holder: str, health: Health) -> None:
@@ -223,7 +225,7 @@ def test_only_what_is_known_to_be_well_is_ok(status: PipelineStatus | None, hold
 
 def test_a_pipeline_that_is_paused_says_so_and_what_went_wrong_before() -> None:
     found = verdict(
-        replace(DECLARED, paused=True), replace(FRESH, failures=1, outcome=Outcome.FAILED, error="boom"), "a", NOW
+        replace(DECLARED, paused=True), replace(FRESH, failures=1, outcome=RunOutcome.FAILED, error="boom"), "a", NOW
     )
     assert found.health is Health.PAUSED and "boom" in found.sentence
 
@@ -231,8 +233,8 @@ def test_a_pipeline_that_is_paused_says_so_and_what_went_wrong_before() -> None:
 @given(
     st.builds(
         PipelineStatus,
-        state=st.sampled_from(State),
-        outcome=st.none() | st.sampled_from(Outcome),
+        state=st.sampled_from(PipelineState),
+        outcome=st.none() | st.sampled_from(RunOutcome),
         failures=st.integers(0, 3),
         fresh_us=st.none() | st.integers(NOW - 10**10, NOW + 10**9),
         since_us=st.integers(NOW - 10**10, NOW),

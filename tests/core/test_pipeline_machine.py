@@ -16,7 +16,7 @@ from pydanube.core.pipelines.machine import (
     Claim,
     ClaimAnswered,
     ClaimLost,
-    Declared,
+    DeclaredPipeline,
     Effect,
     Event,
     Kill,
@@ -30,11 +30,11 @@ from pydanube.core.pipelines.machine import (
     RunProgressed,
     ShutDown,
     Start,
-    Stop,
+    StopRun,
     Supervision,
-    Ticked,
+    SupervisorTicked,
 )
-from pydanube.core.pipelines.status import Outcome, PipelineStatus, State
+from pydanube.core.pipelines.status import PipelineState, PipelineStatus, RunOutcome
 
 SECOND = 1_000_000
 EPOCH_US = 1_800_000_000 * SECOND
@@ -51,7 +51,7 @@ class World:
     def __init__(self, *declarations: Declaration, runs_max: int = 10, status: PipelineStatus | None = None) -> None:
         self.supervision = Supervision("here", runs_max=runs_max)
         self.now = 1000.0
-        self.stored: dict[str, Declared] = {each.name: Declared(each, 1) for each in declarations}
+        self.stored: dict[str, DeclaredPipeline] = {each.name: DeclaredPipeline(each, 1) for each in declarations}
         self.status: dict[str, PipelineStatus] = {each.name: status for each in declarations if status is not None}
         self.told: list[PipelineStatus] = []
         self.children: dict[str, int] = {}
@@ -88,7 +88,7 @@ class World:
                 assert name not in self.children, "two runs of one pipeline"
                 assert self.claims.get(name) == self.lease, "a run of what is not claimed"
                 self.children[name] = run
-            case Stop(name, run):
+            case StopRun(name, run):
                 assert self.children[name] == run
             case Kill(name, run):
                 assert self.children[name] == run
@@ -102,9 +102,9 @@ class World:
         end = self.now + seconds
         while self.now < end:
             self.now = min(self.now + step, end)
-            self.do(Ticked())
+            self.do(SupervisorTicked())
 
-    def end(self, outcome: Outcome, error: str = "", name: str = "orders", **facts: int) -> None:
+    def end(self, outcome: RunOutcome, error: str = "", name: str = "orders", **facts: int) -> None:
         run = self.children.pop(name)
         self.do(RunEnded(name, run, outcome, error, facts))
 
@@ -116,7 +116,7 @@ class World:
             del self.stored[name]
         else:
             before = self.stored.get(name)
-            self.stored[name] = Declared(declaration, before.revision + 1 if before else 1)
+            self.stored[name] = DeclaredPipeline(declaration, before.revision + 1 if before else 1)
         self.do(Listed(dict(self.stored)))
 
     def starts_in(self, seconds: float) -> float | None:
@@ -131,16 +131,16 @@ class World:
 
 def test_a_follower_is_claimed_and_started_at_once() -> None:
     world = World(declared()).begin()
-    assert world.children == {"orders": 1} and world.status["orders"].state is State.RUNNING
+    assert world.children == {"orders": 1} and world.status["orders"].state is PipelineState.RUNNING
 
 
 def test_a_failed_run_is_started_again_later_each_time_and_says_so_until_one_has_recovered() -> None:
     world = World(declared()).begin()
     pauses = []
     for failures in range(1, 10):
-        world.end(Outcome.FAILED, "no such bucket")
+        world.end(RunOutcome.FAILED, "no such bucket")
         status = world.status["orders"]
-        assert (status.failures, status.error, status.state) == (failures, "no such bucket", State.WAITING)
+        assert (status.failures, status.error, status.state) == (failures, "no such bucket", PipelineState.WAITING)
         assert status.next_us is not None and status.next_us > world.moment.time_us
         pauses.append(world.starts_in(700))
         assert world.status["orders"].failures == failures, "that it runs again does not mean that it is well"
@@ -155,7 +155,7 @@ def test_a_failed_run_is_started_again_later_each_time_and_says_so_until_one_has
 
 def test_progress_without_fresh_data_is_no_recovery() -> None:
     world = World(declared()).begin()
-    world.end(Outcome.FAILED, "boom")
+    world.end(RunOutcome.FAILED, "boom")
     world.wait(100)
     world.progress(messages=1_000)
     world.wait(20)
@@ -164,7 +164,7 @@ def test_progress_without_fresh_data_is_no_recovery() -> None:
 
 def test_refused_settings_are_tried_again_seldom_and_at_once_when_they_change() -> None:
     world = World(declared()).begin()
-    world.end(Outcome.REFUSED, "token.file: no such file")
+    world.end(RunOutcome.REFUSED, "token.file: no such file")
     assert world.starts_in(590) is None
     world.change(declared(settings={"topic": "/default/x"}))
     assert world.children
@@ -172,16 +172,16 @@ def test_refused_settings_are_tried_again_seldom_and_at_once_when_they_change() 
 
 def test_a_scheduled_run_that_found_something_wrong_waits_for_its_next_time() -> None:
     world = World(declared(every="1h")).begin()
-    world.end(Outcome.NOT_GOOD, "3 offsets are in no object")
+    world.end(RunOutcome.NOT_GOOD, "3 offsets are in no object")
     assert world.status["orders"].failures == 1
     assert world.starts_in(4000) == pytest.approx(3600, abs=2)
 
 
 def test_a_scheduled_run_that_crashed_is_tried_again_before_its_next_time() -> None:
     world = World(declared(every="1h")).begin()
-    world.end(Outcome.FAILED, "out of memory")
+    world.end(RunOutcome.FAILED, "out of memory")
     assert world.starts_in(4000) == 5
-    world.end(Outcome.GOOD)
+    world.end(RunOutcome.GOOD)
     status = world.status["orders"]
     assert status.failures == 0 and not status.error and status.fresh_us == status.started_us
 
@@ -192,9 +192,9 @@ def test_cron_starts_once_at_its_minute_however_long_the_last_run_took() -> None
     first = world.starts_in(1200)
     assert first is not None and (world.moment.time_us // SECOND) % 600 < 2
     world.wait(1500)  # two slots pass while it runs
-    world.end(Outcome.GOOD)
+    world.end(RunOutcome.GOOD)
     assert world.starts_in(1200) == 1, "one run makes up for what was missed"
-    world.end(Outcome.GOOD)
+    world.end(RunOutcome.GOOD)
     again = world.starts_in(1200)
     assert again is not None and again > 1
 
@@ -203,22 +203,22 @@ def test_a_changed_declaration_ends_the_run_and_starts_the_new_one() -> None:
     world = World(declared()).begin()
     new = declared(settings={"topic": "/default/other"})
     world.change(new)
-    assert world.status["orders"].state is State.STOPPING and world.children == {"orders": 1}
-    world.end(Outcome.GOOD)
-    assert world.children == {"orders": 2} and world.status["orders"].outcome is Outcome.STOPPED
+    assert world.status["orders"].state is PipelineState.STOPPING and world.children == {"orders": 1}
+    world.end(RunOutcome.GOOD)
+    assert world.children == {"orders": 2} and world.status["orders"].outcome is RunOutcome.STOPPED
 
 
 def test_a_changed_goal_disturbs_nothing() -> None:
     world = World(declared()).begin()
     world.change(declared(freshness="1m"))
-    assert world.children == {"orders": 1} and world.status["orders"].state is State.RUNNING
+    assert world.children == {"orders": 1} and world.status["orders"].state is PipelineState.RUNNING
 
 
 def test_a_pipeline_that_is_paused_ends_and_goes_on_when_it_is_resumed() -> None:
     world = World(declared()).begin()
     world.change(declared(paused=True))
-    world.end(Outcome.GOOD)
-    assert world.status["orders"].state is State.PAUSED and world.starts_in(100) is None
+    world.end(RunOutcome.GOOD)
+    assert world.status["orders"].state is PipelineState.PAUSED and world.starts_in(100) is None
     world.change(declared())
     assert world.children
 
@@ -231,7 +231,7 @@ def test_a_deleted_pipeline_is_given_back_only_when_its_child_has_ended() -> Non
     assert not world.killed
     world.wait(2)
     assert world.killed == {1}
-    world.end(Outcome.FAILED, "killed")
+    world.end(RunOutcome.FAILED, "killed")
     assert not world.claims and world.supervision.is_idle
 
 
@@ -239,21 +239,21 @@ def test_declared_anew_while_the_old_one_ends_it_goes_on_with_the_new_one() -> N
     world = World(declared()).begin()
     world.change(None)
     world.change(declared(settings={"topic": "/default/new"}))
-    world.end(Outcome.GOOD)
+    world.end(RunOutcome.GOOD)
     assert world.children == {"orders": 2} and world.claims == {"orders": 1}
 
 
 def test_at_the_end_all_children_are_stopped_and_all_claims_given_back() -> None:
     world = World(declared("a"), declared("b"), declared("c", every="1h")).begin()
     assert sorted(world.children) == ["a", "b", "c"]
-    world.end(Outcome.GOOD, name="c")
+    world.end(RunOutcome.GOOD, name="c")
     effects = world.do(ShutDown())
-    assert {each.name for each in effects if isinstance(each, Stop)} == {"a", "b"}
+    assert {each.name for each in effects if isinstance(each, StopRun)} == {"a", "b"}
     assert world.released == ["c"] and not world.supervision.is_idle
-    world.end(Outcome.GOOD, name="a")
-    world.end(Outcome.FAILED, "killed", name="b")
+    world.end(RunOutcome.GOOD, name="a")
+    world.end(RunOutcome.FAILED, "killed", name="b")
     assert world.supervision.is_idle and not world.claims
-    assert {status.state for status in world.status.values()} == {State.RELEASED}
+    assert {status.state for status in world.status.values()} == {PipelineState.RELEASED}
     world.wait(100)
     assert not world.children
 
@@ -269,17 +269,19 @@ def test_when_the_lease_has_ended_children_are_killed_and_nothing_is_written() -
     world.do(LeaseGranted(2))
     world.wait(10)
     assert not world.claims, "its child lives: it is not claimed again"
-    world.end(Outcome.FAILED, "killed")
-    assert len(world.told) > told and world.status["orders"].outcome is Outcome.LOST, "the new claim knows it as lost"
+    world.end(RunOutcome.FAILED, "killed")
+    assert len(world.told) > told and world.status["orders"].outcome is RunOutcome.LOST, (
+        "the new claim knows it as lost"
+    )
     assert world.children == {"orders": 2}
 
 
 def test_a_run_whose_supervisor_died_is_lost_and_begins_again() -> None:
-    found = PipelineStatus(state=State.RUNNING, supervisor="elsewhere", started_us=EPOCH_US - SECOND, runs=3)
+    found = PipelineStatus(state=PipelineState.RUNNING, supervisor="elsewhere", started_us=EPOCH_US - SECOND, runs=3)
     world = World(declared(every="1h"), status=found).begin()
     assert world.children == {"orders": 1}
     status = world.status["orders"]
-    assert (status.runs, status.restarts, status.outcome) == (4, 1, Outcome.LOST) and "elsewhere" in status.error
+    assert (status.runs, status.restarts, status.outcome) == (4, 1, RunOutcome.LOST) and "elsewhere" in status.error
 
 
 def test_what_another_supervisor_has_is_left_alone_until_it_is_free() -> None:
@@ -297,7 +299,7 @@ def test_a_claim_that_the_broker_no_longer_knows_kills_the_run() -> None:
     world = World(declared()).begin()
     world.claims["orders"] = -1
     assert world.do(ClaimLost("orders", 1)) == [Kill("orders", 1)]
-    world.end(Outcome.GOOD)
+    world.end(RunOutcome.GOOD)
     world.wait(20)
     assert not world.children and world.claims == {"orders": -1}
 
@@ -310,7 +312,7 @@ def test_no_more_runs_at_once_than_allowed_and_those_that_wait_longest_come_firs
         name = min(world.children)
         seen.append(name)
         world.wait(10)
-        world.end(Outcome.GOOD, name=name)
+        world.end(RunOutcome.GOOD, name=name)
     assert len(set(seen)) == 5
 
 
@@ -326,9 +328,9 @@ def test_progress_is_written_every_ten_seconds_at_most() -> None:
 def test_what_was_put_aside_is_summed_over_runs() -> None:
     world = World(declared(every="1h")).begin()
     world.progress(quarantined=2)
-    world.end(Outcome.GOOD, quarantined=3)
+    world.end(RunOutcome.GOOD, quarantined=3)
     assert world.starts_in(4000)
-    world.end(Outcome.GOOD, quarantined=4)
+    world.end(RunOutcome.GOOD, quarantined=4)
     status = world.status["orders"]
     assert (status.quarantined, status.quarantined_total) == (4, 7)
 
@@ -352,7 +354,7 @@ def play(world: World, steps: list[tuple[str, int]]) -> Iterator[str]:
             case "wait":
                 world.wait([1, 3, 7, 40, 100, 700][number])
             case "end" if one:
-                world.end(list(Outcome)[number % 4], "because", name=one, quarantined=number)
+                world.end(list(RunOutcome)[number % 4], "because", name=one, quarantined=number)
             case "progress" if one:
                 world.progress(one, fresh_us=world.moment.time_us, quarantined=number)
             case "change" if name:
@@ -387,7 +389,7 @@ def check(world: World) -> None:
     for name in world.children:
         assert world.children[name] in world.killed or world.claims.get(name) == world.lease
     for status in world.told:
-        if status.outcome is Outcome.GOOD:
+        if status.outcome is RunOutcome.GOOD:
             assert status.failures == 0 and status.good_us is not None
         assert status.outcome is not None or status.ended_us is None
 
@@ -403,7 +405,7 @@ def run_plan(steps: list[tuple[str, int]], runs_max: int) -> None:
     world.wait(40)
     for name in sorted(world.children):
         assert world.children[name] in world.killed, "a child outlived the end by more than it may"
-        world.end(Outcome.FAILED, "killed", name=name)
+        world.end(RunOutcome.FAILED, "killed", name=name)
     assert world.supervision.is_idle and not {who for who in world.claims.values() if who != -1}
     world.wait(700, step=50)
     assert not world.children, "something began after the end"

@@ -26,6 +26,7 @@ THREE_MACHINES = "tests/e2e/test_pages.py::test_the_example_of_a_cluster_is_a_cl
 CLIENT = "tests/client/test_client_page.py::test_every_snippet_runs_and_prints_what_the_page_says"
 STORAGE = "tests/docs/test_storage_page.py::test_the_commands_and_queries_run_one_after_the_other"
 SPARK = "tests/spark/test_page.py::test_the_snippets_run_one_after_the_other"
+PIPELINES = "tests/pipeline/test_page.py::test_the_commands_of_the_page_and_of_the_runbooks_run"
 PROTOCOL = "tests/api/test_protocol_page.py"
 RUNBOOKS = "tests/e2e/test_observed.py::test_every_command_in_the_runbooks_can_be_given"
 CHAOS = "python -m tools.chaos"
@@ -69,6 +70,7 @@ RUN_BY = {
         "danube broker": FOLLOWED_BY_THREE,
         "danube log verify danube-backup": FOLLOWED_BY_ONE,
     },
+    "docs/pipelines.md": {"danube pipeline": PIPELINES, "```yaml": PIPELINES},
     "docs/protocol.md": {
         "```hex hello": f"{PROTOCOL}::test_the_hello_is_what_a_client_sends",
         "```hex welcome": f"{PROTOCOL}::test_the_welcome_is_what_a_broker_answers",
@@ -90,6 +92,7 @@ RUN_BY = {
         "curl": "tests/web/test_page.py::test_the_requests_for_tools_are_answered",
     },
     "docs/runbooks": {
+        "danube pipeline": PIPELINES,
         "danube admin": RUNBOOKS,
         "curl": RUNBOOKS,
         "promtool": RUNBOOKS,

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from pydanube.core.dispatch.lag import Standing
+from pydanube.core.pipelines.conditions import PipelineRow
 from pydanube.telemetry import ClusterNow, DiskSpace, Telemetry
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -64,6 +65,8 @@ def test_alerts_speak_of_series_that_brokers_have() -> None:
     telemetry.wal.size_bytes = lambda: 1
     telemetry.disk_space = lambda: DiskSpace(1, 1)
     telemetry.cluster = lambda: ClusterNow("active", True, 1, 0.0)
+    row = PipelineRow("orders", "ok", 1.0, 60, 0, 0, 0, 1, 0, True)
+    telemetry.pipelines = lambda: [row]
     exported = {sample.name for family in telemetry.snapshot().collect() for sample in family.samples}
     for name, rule in rules().items():
         named = set(re.findall(r"danube_\w+", rule["expr"]))

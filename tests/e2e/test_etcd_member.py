@@ -117,13 +117,19 @@ def test_three_members_come_up_in_any_order_and_say_for_whom_they_wait(
     assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
-def test_a_member_that_is_killed_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_that_is_killed_is_started_again_and_has_no_secret_of_the_brokers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("ETCD_NAME", "hunter2")
+
     async def story() -> None:
         async with running([EtcdMember(config) for config in configs(tmp_path, 3)]) as members:
             await put(members[0], "/a", b"1")
             for _ in range(2):
                 pid = members[0].pid
                 assert pid is not None
+                assert b"hunter2" not in await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_bytes)
                 os.kill(pid, signal.SIGKILL)
                 await until(lambda pid=pid: members[0].pid not in (None, pid))  # type: ignore[misc]
             assert members[0].restarts == 2

@@ -16,10 +16,11 @@ from pydanube.broker.topic import Topic
 from pydanube.core import keys
 from pydanube.core.history import ownership
 from pydanube.core.history.ownership import void_to_bytes
-from pydanube.core.history.tiers import TierConfig
+from pydanube.core.history.tiers import TierConfig, object_name
 from pydanube.core.names import ProducerId, TopicName
 from pydanube.errors import Unreachable
 from pydanube.formats.batch import encode, rows_of
+from pydanube.formats.erasure import erase_object
 from pydanube.history import leftovers
 from pydanube.history.maintenance import Maintenance
 from pydanube.history.rescue import Rescuer
@@ -39,7 +40,7 @@ async def send(cluster: Cluster, topic: TopicName, session: int, sequences: Iter
     """As an idempotent producer does; the offsets."""
 
     async def submit(found: Topic, sequence: int) -> int:
-        rows = rows_of([message(f"{sequence}")])
+        rows = rows_of([message(f"{sequence}", key="ann")])
         batch = encode(rows, topic=topic, producer_id=PRODUCER, session=session, first_sequence=sequence)
         return (await found.submit_batch(batch)).offset
 
@@ -343,6 +344,57 @@ async def test_files_stay_when_the_list_of_objects_cannot_be_read() -> None:
     cluster.node(1).objects.away = True
     await flush_to_segments(cluster, topic, 1)
     assert any(path.endswith(".wal") for path in await files(cluster.node(1)))
+    cluster.node(1).objects.away = False
+    assert await texts(cluster, topic) == ["0", "1", "2", "3", "4", "5"], "nothing twice that was sent again"
+
+
+async def erased_elsewhere() -> tuple[Cluster, TopicName]:
+    """As `adopted_and_killed`; the objects are in a manifest then, and all that they hold is erased."""
+    with pytest.MonkeyPatch.context() as patch:
+        cluster, topic = await adopted_and_killed(patch, replace(SELDOM, descriptors_max=0, descriptors_moved=100))
+    owner, found = cluster.host(topic), await cluster.served(topic)
+    assert owner is not None and found.storage is not None
+    tier = found.storage.tier
+
+    async def erase() -> None:
+        await found.flush_log()
+        await Maintenance(tier).move_to_manifest()
+        for number, old in enumerate(list(tier.objects.listed)):
+            data = await tier.store.get(tier.key(old.object_id))
+            made = erase_object(data, old.footer_crc, ["ann"], "2026-11-18T08:00:00+00:00").encoded
+            name = object_name(old.start_offset, old.end - 1, old.epoch, attempt=10**9 + number)
+            info = await tier.store.put(tier.key(name), [made.data], create=True)
+            new = replace(old, object_id=name, size=info.size_bytes, etag=info.etag, footer_crc=made.footer_crc)
+            await found.swap_objects([old.object_id], new)
+
+    await owner.call(erase())
+    return cluster, topic
+
+
+@simulated
+async def test_what_was_erased_at_another_owner_is_not_read_from_old_files_that_could_not_be_removed() -> None:
+    cluster, topic = await erased_elsewhere()
+    assert await texts(cluster, topic) == [""] * 6
+    one = cluster.node(1)
+    await boot_active(one)
+    one.objects.away = True
+    await flush_to_segments(cluster, topic, 1)
+    one.objects.away = False
+    assert any(path.endswith(".wal") for path in await files(one)), "as they were before"
+    await cluster.publish(topic, lambda found: found.append(message("6")))
+    assert await texts(cluster, topic) == ["", "", "", "", "", "", "6"]
+
+
+@simulated
+async def test_old_files_that_the_store_has_as_well_are_not_read_while_the_store_is_away() -> None:
+    cluster, topic = await erased_elsewhere()
+    one = cluster.node(1)
+    await boot_active(one)
+    one.objects.away = True
+    await flush_to_segments(cluster, topic, 1)
+    found = await cluster.served(topic)
+    with pytest.raises(Unreachable):
+        await one.call(found.rows(0, 5))
 
 
 @simulated

@@ -286,7 +286,7 @@ async def test_two_starts_that_both_hold_messages_are_damage_and_the_end_is_unpr
         machine.kill()
     log = await machine.reopened(epoch=2, start_offset=100)
     assert sorted(damage.path for damage in log.recovered.damage) == sorted([mine, other])
-    assert "nobody can say which of them is the log" in str(log.recovered.damage[0])
+    assert "nothing says which of them is the log" in str(log.recovered.damage[0])
     assert log.held() == []
     await fill(log, "d")
     assert await contents(log, 100) == {100: "d"}

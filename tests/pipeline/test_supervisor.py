@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from pydanube.core.pipelines.declaration import Declaration
-from pydanube.core.pipelines.machine import Declared
-from pydanube.core.pipelines.status import Outcome, PipelineStatus, State
+from pydanube.core.pipelines.machine import DeclaredPipeline
+from pydanube.core.pipelines.status import PipelineState, PipelineStatus, RunOutcome
 from pydanube.errors import Unreachable
 from pydanube.pipeline import supervisor
 from pydanube.pipeline.supervisor import Supervisor
@@ -44,7 +44,7 @@ class Broker:
     """What supervisors ask, in memory."""
 
     def __init__(self) -> None:
-        self.declared: dict[str, Declared] = {}
+        self.declared: dict[str, DeclaredPipeline] = {}
         self.status: dict[str, PipelineStatus] = {}
         self.claims: dict[str, int] = {}
         self.leases: set[int] = set()
@@ -57,13 +57,13 @@ class Broker:
         when = {} if {"every", "cron"} & change.keys() else {"follow": "30s"}
         settings = {"do": do, **change.pop("settings", {})}
         made = Declaration.parse({"name": name, "job": "lake", "settings": settings, **when, **change})
-        self.declared[name] = Declared(made, len(self.reports) + 1)
+        self.declared[name] = DeclaredPipeline(made, len(self.reports) + 1)
 
     def _ask(self) -> None:
         if self.away:
             raise Unreachable("the broker", "it is away")
 
-    async def list(self) -> dict[str, Declared]:
+    async def list(self) -> dict[str, DeclaredPipeline]:
         self._ask()
         return dict(self.declared)
 
@@ -136,7 +136,7 @@ def outcome_of(do: str) -> PipelineStatus:
     async def body() -> None:
         async with supervised(broker):
             await until(lambda: ended(broker))
-            assert broker.status["orders"].state is not State.RUNNING
+            assert broker.status["orders"].state is not PipelineState.RUNNING
 
     run(body)
     return next(each for each in broker.reports if each.ended_us is not None)
@@ -144,21 +144,21 @@ def outcome_of(do: str) -> PipelineStatus:
 
 def test_a_run_that_says_that_it_is_good_and_ends_so_is_good() -> None:
     status = outcome_of("good")
-    assert (status.outcome, status.error, status.failures) == (Outcome.GOOD, "", 0)
+    assert (status.outcome, status.error, status.failures) == (RunOutcome.GOOD, "", 0)
     assert (status.messages, status.quarantined_total, status.fresh_us is not None) == (5, 2, True)
 
 
 @pytest.mark.parametrize(
     ("do", "outcome", "error"),
     [
-        ("wrong", Outcome.NOT_GOOD, "offset 7 is missing, and 1 more"),
-        ("lies", Outcome.FAILED, "exit code 1, and without a report"),
-        ("crashes", Outcome.FAILED, "signal 9, and without a report"),
-        ("silent", Outcome.FAILED, "exit code 0, and without a report"),
-        ("refused", Outcome.REFUSED, "set and not empty"),
+        ("wrong", RunOutcome.NOT_GOOD, "offset 7 is missing, and 1 more"),
+        ("lies", RunOutcome.FAILED, "exit code 1, and without a report"),
+        ("crashes", RunOutcome.FAILED, "signal 9, and without a report"),
+        ("silent", RunOutcome.FAILED, "exit code 0, and without a report"),
+        ("refused", RunOutcome.REFUSED, "set and not empty"),
     ],
 )
-def test_no_other_end_of_a_run_is_good(do: str, outcome: Outcome, error: str) -> None:
+def test_no_other_end_of_a_run_is_good(do: str, outcome: RunOutcome, error: str) -> None:
     status = outcome_of(do)
     assert status.outcome is outcome and error in status.error and status.failures == 1 and status.good_us is None
 
@@ -187,12 +187,12 @@ def test_a_crashed_follower_is_started_again_and_its_progress_is_reported() -> N
             assert broker.status["orders"].failures >= 2, "it runs, and has not recovered yet"
 
     run(body)
-    assert broker.status["orders"].state is State.RELEASED and not broker.claims and not broker.leases
+    assert broker.status["orders"].state is PipelineState.RELEASED and not broker.claims and not broker.leases
 
 
 def test_what_a_run_has_started_ends_with_it(tmp_path: Path) -> None:
     began = time.monotonic()
-    assert outcome_of("leaves a child").outcome is Outcome.GOOD
+    assert outcome_of("leaves a child").outcome is RunOutcome.GOOD
     assert time.monotonic() - began < 10, "nobody waits for a process that was left behind"
 
 
@@ -205,7 +205,7 @@ def test_a_run_that_does_not_heed_the_signal_is_killed() -> None:
             await until(lambda: "orders" in broker.status and broker.status["orders"].messages == 3)
 
     run(body)
-    assert broker.reports[-1].outcome is Outcome.STOPPED and not broker.claims
+    assert broker.reports[-1].outcome is RunOutcome.STOPPED and not broker.claims
 
 
 def test_two_supervisors_never_run_one_pipeline_at_once(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_two_supervisors_never_run_one_pipeline_at_once(tmp_path: Path) -> None:
             await until(lambda: len({each.supervisor for each in broker.reports}) == 2)
 
     run(body)
-    assert all(each.outcome in (None, Outcome.GOOD, Outcome.STOPPED) for each in broker.reports)
+    assert all(each.outcome in (None, RunOutcome.GOOD, RunOutcome.STOPPED) for each in broker.reports)
 
 
 def test_when_no_broker_renews_the_lease_runs_are_ended_before_it_ends() -> None:
@@ -237,10 +237,10 @@ def test_when_no_broker_renews_the_lease_runs_are_ended_before_it_ends() -> None
             broker.away = False
             broker.leases.clear()
             broker.claims.clear()
-            await until(lambda: broker.status["orders"].outcome is Outcome.LOST)
+            await until(lambda: broker.status["orders"].outcome is RunOutcome.LOST)
 
     run(body)
-    assert "ended before it did" in next(each.error for each in broker.reports if each.outcome is Outcome.LOST)
+    assert "ended before it did" in next(each.error for each in broker.reports if each.outcome is RunOutcome.LOST)
 
 
 def children() -> list[str]:

@@ -55,6 +55,11 @@ class Place:
             self.run(broker.stop())
 
     @property
+    def admin_url(self) -> str:
+        assert self._broker is not None
+        return self._broker.admin_url
+
+    @property
     def url(self) -> str:
         assert self._broker is not None
         return self._broker.url

@@ -71,7 +71,9 @@ def test_messages_are_raw_rows_and_copies_and_raw_rows_are_typed_or_quarantined_
     assert _catalog(str(target)).load_table("danube.orders_raw").scan().to_arrow().num_rows == 34
 
 
-@pytest.mark.parametrize(("step", "table"), [("without_repetitions", "raw"), ("typed", "typed")])
+@pytest.mark.parametrize(
+    ("step", "table"), [("once_each", "raw"), pytest.param("typed", "typed", marks=pytest.mark.long)]
+)
 def test_a_job_that_loses_a_row_fails_and_its_batch_is_written_again(
     spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, table: str
 ) -> None:

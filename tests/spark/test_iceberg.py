@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.types import DateType, LongType, StructType
 
 from pydanube.pipeline.iceberg import EXPIRED_MIN, MAINTENANCE, SNAPSHOT_AGE, SNAPSHOTS_MIN, IcebergTable
+from pydanube.pipeline.partitions import BY_DATE, TableLayout
 from pydanube.pipeline.table_files import files_in
 from pydanube.pipeline.tables import OlderCheckpoint
 from pydanube.pipeline.task_files import WrittenFile
@@ -24,10 +25,11 @@ MERGED = "commit.manifest.min-count-to-merge"
 class ArrowData:
     """Writes and reads as Spark does: `rows` are numbers."""
 
-    def write(self, rows: Any, place: str, rows_per_file: int) -> list[WrittenFile]:
-        Path(place).mkdir(parents=True)
+    def write(self, rows: Any, place: str, rows_per_file: int, layout: TableLayout = BY_DATE) -> list[WrittenFile]:
+        divided = Path(place) / f"__date={DAY}"
+        divided.mkdir(parents=True)
         made = pa.table({"n": pa.array(rows, pa.int64()), "date": pa.array([DAY] * len(rows), pa.date32())})
-        pq.write_table(made, f"{place}/part-0.parquet")
+        pq.write_table(made, divided / "part-0.parquet")
         return self.written(place)
 
     def written(self, place: str) -> list[WrittenFile]:
@@ -73,8 +75,8 @@ def test_a_driver_that_wakes_up_beside_its_successor_adds_nothing(tmp_path: Path
     asleep._table.refresh()
 
     class Overtaken(ArrowData):
-        def write(self, rows: Any, place: str, rows_per_file: int) -> list[WrittenFile]:
-            found = super().write(rows, place, rows_per_file)
+        def write(self, rows: Any, place: str, rows_per_file: int, layout: TableLayout = BY_DATE) -> list[WrittenFile]:
+            found = super().write(rows, place, rows_per_file, layout)
             for batch in batches:
                 add(successor, batch, batch * 10)
             return found
@@ -92,10 +94,10 @@ def test_a_batch_that_another_writer_overtakes_is_added_behind_it(tmp_path: Path
     table, other = opened(tmp_path), opened(tmp_path)._table
 
     class Overtaken(ArrowData):
-        def write(self, rows: Any, place: str, rows_per_file: int) -> list[WrittenFile]:
+        def write(self, rows: Any, place: str, rows_per_file: int, layout: TableLayout = BY_DATE) -> list[WrittenFile]:
             made = pa.table({"n": pa.array([1000], pa.int64()), "date": pa.array([DAY], pa.date32())})
             other.append(made)
-            return super().write(rows, place, rows_per_file)
+            return super().write(rows, place, rows_per_file, layout)
 
     table._files = Overtaken()
     assert add(table, 0, 0) == 10

@@ -137,6 +137,7 @@ def test_partitions_of_a_topic_and_patterns_expand(spark: SparkSession, place: P
     }
 
 
+@pytest.mark.long
 def test_spark_finds_the_source_by_itself_where_it_is_installed(spark: SparkSession, place: Place) -> None:
     topic = place.new_topic("found")
     place.send(topic, numbers(0, 10))

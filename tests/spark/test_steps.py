@@ -95,19 +95,26 @@ def test_the_first_of_a_key_is_the_one_that_was_appended_first_in_whatever_topic
     assert [tuple(row) for row in found] == expected
 
 
+def plan_of(frame: DataFrame) -> str:
+    query: Any = frame._jdf  # type: ignore[operator]
+    return str(query.queryExecution().executedPlan())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_batch_of_one_date_is_written_by_many_tasks_and_a_small_date_by_one(spark: SparkSession) -> None:
     rows = spark.range(200_000).selectExpr(
-        "id as offset", "if(id % 1000 = 0, date'2026-11-14', date'2026-11-15') as date"
+        "id as offset", "if(id % 1000 < 2, date_sub(date'2026-11-14', int(id % 2)), date'2026-11-15') as date"
     )
     dates = steps.count_dates(rows)
     divided = steps.spread(rows, dates, offset="offset", tasks_max=3)
     found = divided.groupBy(F.spark_partition_id().alias("task"), "date").count().collect()
     large = sorted(row["count"] for row in found if row["date"].day == 15)
-    assert len(large) == 3 and large[0] > 60_000 and sum(large) == 199_800
+    assert len(large) == 3 and large[0] > 60_000 and sum(large) == 199_600
     assert [row["count"] for row in found if row["date"].day == 14] == [200]
     assert steps.spread(rows, {DAY: 10}, offset="offset", tasks_max=3).rdd.getNumPartitions() == 1
+    as_it_comes = steps.spread(rows, {DAY: 200_000}, offset="offset", tasks_max=3)
+    assert as_it_comes.rdd.getNumPartitions() == 2 and "Exchange" not in plan_of(as_it_comes), "no row travels"
 
 
 @pytest.mark.slow

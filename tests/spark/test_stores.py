@@ -46,6 +46,7 @@ def keyed(place: Place) -> str:
     return topic
 
 
+@pytest.mark.long
 def test_keys_hold_on_any_file_system_that_spark_has(
     spark: SparkSession, place: Place, keyed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +210,7 @@ def test_a_task_holds_no_more_rows_than_it_may_and_a_file_no_more_than_asked_for
     days = [date(2026, 11, 1 + number % 3) for number in range(90)]
     batch = pa.record_batch({"n": pa.array(range(90)), "text": pa.array(["x" * 1000] * 90), "date": pa.array(days)})
     monkeypatch.setattr(task_files, "TASK_BYTES", 8_000)
-    [told] = task_files._write(Kept(), "d", 12, False, [batch.slice(0, 45), batch.slice(45)])
+    [told] = task_files._write(Kept(), "d", 12, False, "date", [batch.slice(0, 45), batch.slice(45)])
     assert [put[path].num_rows for path in told.column("path").to_pylist()] == told.column("rows").to_pylist()
     assert max(told.column("rows").to_pylist()) == 12 and len(put) > 9, "some were written before they were full"
     for day in set(days):

@@ -66,6 +66,27 @@ def test_it_has_a_low_priority_and_one_process_serves_all_calls() -> None:
     asyncio.run(run())
 
 
+def environment_there() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def test_it_knows_nothing_of_secrets_that_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
+    monkeypatch.setenv("DANUBE_ADMIN_TOKEN", "hunter2")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "for the object store")
+    monkeypatch.setenv("https_proxy", "http://proxy:1")
+
+    async def run() -> dict[str, str]:
+        beside = WorkerProcesses(1)
+        found = await beside.call(environment_there)
+        beside.close()
+        return found
+
+    found = asyncio.run(run())
+    assert "hunter2" not in str(found)
+    assert found["AWS_ACCESS_KEY_ID"] == "for the object store" and found["https_proxy"] and found["PATH"]
+
+
 def paths_there() -> list[str]:
     return sys.path
 

@@ -11,11 +11,12 @@ Nothing is sent here. Errors are those of whatever carries the call out: `Broker
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from pydanube.admin import values
 from pydanube.client.grpc.connection import GrpcCall
+from pydanube.core.units import UNIX_EPOCH
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 from pydanube.wire._pb.pydanube import pipelines_pb2 as pipelines
@@ -29,7 +30,6 @@ OURS: Final = "pydanube.admin.v1.Admin"
 STATUS: Final = "pydanube.admin.v1.Status"
 PIPELINES: Final = "pydanube.admin.v1.Pipelines"
 RELIABLE: Final = "Reliable"  # as a broker says it
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # --- brokers --------------------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ def seek(topic: str, subscription: str, to: str | int | datetime) -> GrpcCall[ou
     elif to == "latest":
         request.latest.SetInParent()
     elif isinstance(to, datetime):
-        request.time_us = (to - EPOCH) // timedelta(microseconds=1)
+        request.time_us = (to - UNIX_EPOCH) // timedelta(microseconds=1)
     else:
         request.offset = int(to)
     return GrpcCall(f"{OURS}/SeekSubscription", request, ours.SeekSubscriptionResponse, changes=True)

@@ -78,7 +78,7 @@ class Admitting(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Chooses the way for one method; all others are the handler's."""
 
     def __init__(self, handler: grpc.GenericRpcHandler, method: str, intake: Intake, careful: Any) -> None:
-        self._handler = handler
+        self.handler = handler
         self._method = method
         self._admission = intake
         self._careful = careful
@@ -86,4 +86,4 @@ class Admitting(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, handler_call_details: Any) -> Any:
         if handler_call_details.method == self._method and not self._admission.begins():
             return self._careful
-        return self._handler.service(handler_call_details)
+        return self.handler.service(handler_call_details)

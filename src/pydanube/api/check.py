@@ -38,6 +38,7 @@ def _problems(config: Config) -> Iterator[str]:
         yield str(error)
     try:
         server_context(config.stream)
+        server_context(config.grpc)
     except ConfigError as error:
         yield str(error)
 

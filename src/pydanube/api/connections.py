@@ -38,10 +38,14 @@ class Admission:
         self._look_after = 0.0
 
     @property
+    def cut_off(self) -> int:
+        """So many connections hear anything at all."""
+        return self.limit + min(max(TOLD_MIN, self.limit // 4), TOLD_MAX)
+
+    @property
     def option(self) -> tuple[str, int]:
-        """For the server: where it cuts off."""
-        told = min(max(TOLD_MIN, self.limit // 4), TOLD_MAX)
-        return "grpc.max_allowed_incoming_connections", self.limit + told
+        """For gRPC's server: where it cuts off."""
+        return "grpc.max_allowed_incoming_connections", self.cut_off
 
     def listens(self, port: int) -> None:
         """The server is bound, and connections may come."""

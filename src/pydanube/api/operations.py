@@ -58,7 +58,7 @@ class TopicOperations:
             if self._broker.cluster is None or not await self._topics.exists(name):
                 raise
         except DeadlineExceeded as error:
-            log.warning("topic made, and nobody has it yet", extra={"topic": name, "why": str(error)})
+            log.warning("topic made, no broker has it yet", extra={"topic": name, "why": str(error)})
 
     async def create_partitioned(
         self, name: TopicName, partitions: int, delivery: Delivery, schema_subject: str | None

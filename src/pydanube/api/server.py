@@ -15,7 +15,7 @@ import asyncio
 import errno
 import logging
 import socket
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
@@ -29,6 +29,7 @@ from pydanube.api.grpc.forward import Forwarder
 from pydanube.api.grpc.peers import Peers, PeerService
 from pydanube.api.grpc.pipelines import PipelineCalls
 from pydanube.api.grpc.schemas import SchemaCalls
+from pydanube.api.grpc.server import GrpcServer
 from pydanube.api.http.metrics import STARTING, MetricsServer
 from pydanube.api.native.server import NativeServer
 from pydanube.api.orders import Orders
@@ -39,6 +40,7 @@ from pydanube.broker.sources import program_version
 from pydanube.broker.stores import readers_keys
 from pydanube.broker.tables import TableDesk
 from pydanube.config import BrokerConfig, open_files
+from pydanube.config.grpc import GrpcConfig
 from pydanube.config.stream import StreamLimits
 from pydanube.core.cluster.lifecycle import BrokerMode
 from pydanube.core.units import MIB
@@ -80,9 +82,12 @@ class BrokerServers:
     def __init__(self, broker: Broker, metrics: MetricsServer | None = None) -> None:
         self._broker = broker
         share = open_files.current()
-        self._clients = Admission(share.grpc, share.limit)
+        self._is_own = broker.config.grpc.server == "own"
+        self._clients = Admission(share.grpc, share.limit, self._client_ports if self._is_own else None)
         self._admins = Admission(share.admin, share.limit)
-        self._client = grpc.aio.server(options=(*OPTIONS, self._clients.option))
+        self._client: Any = (
+            GrpcServer(self._clients) if self._is_own else grpc.aio.server(options=(*OPTIONS, self._clients.option))
+        )
         self._admin = grpc.aio.server(options=(*OPTIONS, self._admins.option))
         self._metrics = metrics or MetricsServer(broker.telemetry)
         self._stream = NativeServer(broker)
@@ -139,7 +144,7 @@ class BrokerServers:
         self.metrics_addr = self._metrics.address
         self._metrics.follow(self, self._tables)
         self.admin_addr = _listen("--admin-addr", self._admin, addresses.admin_addr)
-        self.client_addr = _listen("--broker-addr", self._client, addresses.client_addr)
+        self.client_addr = await self._listen_clients("--broker-addr", addresses.client_addr)
         for admission, address in ((self._admins, self.admin_addr), (self._clients, self.client_addr)):
             admission.listens(int(address.rpartition(":")[2]))
         self.stream_addr = await self._listen_stream("--stream-addr", addresses.stream_addr)
@@ -226,7 +231,21 @@ class BrokerServers:
 
     def change_stream_limits(self, limits: StreamLimits) -> None:
         """For native connections from now on: existing ones got theirs when they were opened."""
-        self._stream.limits = limits
+        self._stream.change_limits(limits)
+
+    def _client_ports(self, port: int) -> set[int]:
+        return set(self._client.peer_ports())
+
+    async def _listen_clients(self, key: str, address: str) -> str:
+        config = self._broker.config.grpc
+        if not self._is_own:
+            return _listen(key, self._client, address, _credentials(config))
+        host, _, port = address.rpartition(":")
+        try:
+            bound = await self._client.listen(host.strip("[]"), int(port), server_context(config))
+        except OSError as error:
+            raise _unusable(key, address, error) from error
+        return f"{host}:{bound}"
 
     async def _listen_stream(self, key: str, address: str) -> str:
         host, _, port = address.rpartition(":")
@@ -272,14 +291,28 @@ async def open_metrics(server: MetricsServer, addresses: BrokerConfig) -> None:
         raise _unusable("--prom-exporter", addresses.metrics_addr, error) from error
 
 
-def _listen(key: str, server: grpc.aio.Server, address: str) -> str:
+def _listen(key: str, server: grpc.aio.Server, address: str, credentials: Any = None) -> str:
     host, _, port = address.rpartition(":")
     try:
         _try(host.strip("[]"), int(port))
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except (OSError, RuntimeError) as error:
         raise _unusable(key, address, error) from error
     return f"{host}:{bound}"
+
+
+def _credentials(config: GrpcConfig) -> Any:
+    """grpcio's form of the same files. None: without TLS."""
+    if server_context(config) is None:  # it also checks the files, and says what is wrong with one
+        return None
+    assert config.cert_file is not None and config.key_file is not None
+    chain = config.key_file.read_bytes(), config.cert_file.read_bytes()
+    authorities = None if config.ca_file is None else config.ca_file.read_bytes()
+    is_required = authorities is not None and config.clients == "required"
+    return grpc.ssl_server_credentials((chain,), authorities, is_required)
 
 
 def _try(host: str, port: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
+from pydanube.broker.client_index import ClientIndex
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.kept import KeptBytes
 from pydanube.broker.outbox import AnyOutbox, Budget, ConsumerRegistration, DeliveredMessage, MessageOutbox, Outbox
@@ -38,6 +39,7 @@ class Services(NamedTuple):
     kept: KeptBytes
     outboxes: Budget
     schemas: SchemaRegistry
+    clients: ClientIndex
     may_serve: Callable[[], bool] = lambda: True  # False while the broker's lease may have run out
 
 
@@ -63,6 +65,7 @@ class BaseSubscription:
         self._consumers = {each.consumer_id: each for each in consumers}
         for each in self._consumers.values():
             each.silent_since = services.clock.elapsed()  # those of an earlier process have their time again
+            services.clients.consumers.add(each.consumer_id, self)
         self._closed = False
 
     def _joined(self, registration: ConsumerRegistration) -> None:
@@ -87,6 +90,10 @@ class BaseSubscription:
             self._disconnect(each, error)
 
     # --- who is registered --------------------------------------------------------------------------
+
+    @property
+    def topic_name(self) -> TopicName:
+        return self._topic
 
     @property
     def consumers(self) -> list[ConsumerRegistration]:
@@ -141,6 +148,7 @@ class BaseSubscription:
             if not known:
                 del self._consumers[identity]
             raise
+        self._services.clients.consumers.add(identity, self)
         return identity
 
     def is_wanted(self, consumer: ConsumerId, delivered: DeliveredMessage) -> bool:
@@ -170,6 +178,7 @@ class BaseSubscription:
         """The registration itself is removed."""
         registration = self._consumers.pop(consumer, None)
         if registration is not None:
+            self._services.clients.consumers.remove(consumer, self)
             self._disconnect(registration, None)
             self._forgotten(consumer)
 

@@ -51,7 +51,7 @@ class BaseTopic(Generic[Subscribed]):
         self.policy = policy
         self.own_policy = own_policy
         self.subscriptions: dict[SubscriptionName, Subscribed] = {}
-        self.producers = TopicProducers(name, policy, services.clock)
+        self.producers = TopicProducers(name, policy, services.clock, services.clients)
         self.metrics = telemetry.topic(name, self.producers.__len__)
         self.enforcer = SchemaEnforcer(name, schema, services.schemas, services.clock, self.metrics)
         self.closed = Watchers()

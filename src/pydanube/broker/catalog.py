@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from pydanube.broker.any_topic import AnyTopic
 from pydanube.broker.deletion import erase
+from pydanube.broker.existence import partitions_asked_for, remove_namespace, stays
 from pydanube.broker.registrations import (
     StoredConfig,
     config_put,
@@ -39,7 +40,6 @@ from pydanube.errors import (
     DiskFull,
     InvalidName,
     NamespaceExists,
-    NamespaceNotEmpty,
     NamespaceUnknown,
     NotServed,
     Refused,
@@ -126,9 +126,15 @@ class Catalog(TopicTable):
         """[name] if there is such a topic, else its partitions in order, else nothing."""
         if await self.exists(name):
             return [name]
-        return await self._partitions_of(name)
+        found = await self._named_as_partitions(name)
+        if not found:
+            return []
+        counted = await partitions_asked_for(self._metadata, name)
+        return (
+            found if counted is None else [each for each in found if (each.partition_number or 0) < counted.partitions]
+        )
 
-    async def _partitions_of(self, base: TopicName) -> list[TopicName]:
+    async def _named_as_partitions(self, base: TopicName) -> list[TopicName]:
         items = await self._metadata.list(f"{keys.topic(base)}-part-")
         found = {name for item in items if (name := keys.topic_of(item.key)) and name.is_partition_of(base)}
         return sorted(found, key=lambda name: name.partition_number or 0)
@@ -153,61 +159,98 @@ class Catalog(TopicTable):
         """Writes down that the topic exists. In a cluster the leader then finds it a broker."""
         if self._closing:
             raise NotServed(name, self._closing)
-        await self._check_free(name)
-        if (
-            schema_subject is not None
-            and await self.context.services.schemas.find(subject_name(schema_subject)) is None
-        ):
-            raise SubjectMissing(name, schema_subject)
-        policy = await self._metadata.get(keys.namespace_policy(name.namespace))
-        if policy is None:
-            raise NamespaceUnknown(name.namespace)
-        operations: list[Put | Delete] = [
-            Put(keys.topic(name), b"null"),
-            Put(keys.delivery(name), json.dumps(delivery.value).encode()),
-            Put(keys.namespace_topic(name), b"null"),
-        ]
         if schema_subject is not None:
-            operations.append(Put(keys.schema_config(name), TopicSchema(schema_subject).to_bytes()))
-        if self.directory is not None:
-            operations.append(Put(keys.unassigned(name), b"null"))
-        compares = [Compare(keys.topic(name), 0), Compare(policy.key, policy.revision)]
-        if await self._metadata.transact(compares, operations) is None:
-            raise TopicExists(name, "somebody else has just created it")
+            found = await self.context.services.schemas.find(subject_name(schema_subject))
+            if found is None:
+                raise SubjectMissing(name, schema_subject)
+        while True:
+            compares = await self._check_free(name)
+            policy = await self._metadata.get(keys.namespace_policy(name.namespace))
+            if policy is None:
+                raise NamespaceUnknown(name.namespace)
+            operations: list[Put | Delete] = [
+                Put(keys.topic(name), b"null"),
+                Put(keys.delivery(name), json.dumps(delivery.value).encode()),
+                Put(keys.namespace_topic(name), b"null"),
+                *stays(policy),
+            ]
+            if schema_subject is not None:
+                operations.append(Put(keys.schema_config(name), TopicSchema(schema_subject).to_bytes()))
+            if self.directory is not None:
+                operations.append(Put(keys.unassigned(name), b"null"))
+            compares += [Compare(keys.topic(name), 0), Compare(policy.key, policy.revision)]
+            if await self._metadata.transact(compares, operations) is not None:
+                break
+            # It was made just now, or a neighbour of its name, or the namespace has changed: look again.
         log.info("topic created", extra={"topic": name, "delivery": delivery.value})
 
     async def create_partitioned(
         self, base: TopicName, partitions: int, *, delivery: Delivery, schema_subject: str | None = None
     ) -> None:
+        """All of them; one that an order of the same number has left unfinished is finished."""
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidName("number of partitions", str(partitions), f"use 1 to {PARTITIONS_MAX}")
-        await self._check_free(base)
-        if await self._partitions_of(base):
-            raise TopicExists(base, "it has partitions already")
+        there = await self._begin_partitioned(base, partitions)
         for name in base.partition_names(partitions):
+            if name in there:
+                continue
             if self.directory is None:
                 await self.create(name, delivery=delivery, schema_subject=schema_subject)
             else:
                 await self.make(name, delivery=delivery, schema_subject=schema_subject)
 
-    async def _check_free(self, name: TopicName) -> None:
+    async def _begin_partitioned(self, base: TopicName, partitions: int) -> list[TopicName]:
+        """Writes down how many there are to be; returns those that there are."""
+        await self.namespace_policy(base.namespace)  # raises if there is none
+        while True:
+            if await self.exists(base):
+                raise TopicExists(base, "it already exists")
+            there = await self._named_as_partitions(base)
+            counted = await partitions_asked_for(self._metadata, base)
+            if there and (counted is None or len(there) >= counted.partitions):
+                raise TopicExists(base, "it has partitions already")
+            if there and counted is not None and counted.partitions != partitions:
+                why = f"it was begun with {counted.partitions} partitions and is not finished: make it with as many"
+                raise TopicExists(base, why)
+            key = keys.partitioned(base)
+            compares = [Compare(key, counted.revision if counted else 0), Compare(keys.topic(base), 0)]
+            put = Put(key, json.dumps({"partitions": partitions}).encode())
+            if await self._metadata.transact(compares, [put]) is not None:
+                return there
+
+    async def _check_free(self, name: TopicName) -> list[Compare]:
+        """What must still be so when it is made. Raises TopicExists."""
         if await self.exists(name):
             raise TopicExists(name, "it already exists")
         if name.partition_number is None:
-            if await self._partitions_of(name):
+            if await self._named_as_partitions(name):
                 raise TopicExists(name, "it is the base of a partitioned topic")
-        elif await self.exists(name.base):
-            raise TopicExists(name, f"{name.base} is a topic without partitions")
+            return [Compare(keys.topic(name.partition_name(0)), 0)]
+        base = name.base
+        if await self.exists(base):
+            raise TopicExists(name, f"{base} is a topic without partitions")
+        counted = await partitions_asked_for(self._metadata, base)
+        if counted is not None and name.partition_number >= counted.partitions:
+            raise TopicExists(
+                name, f"{base} has {counted.partitions} partitions, and this is none of them: take another name"
+            )
+        return [Compare(keys.topic(base), 0), Compare(keys.partitioned(base), counted.revision if counted else 0)]
 
     async def delete(self, name: TopicName) -> None:
         """Removes the topic with everything it had; of a base, all partitions."""
         if name.partition_number is not None and await self.exists(name):
             raise InvalidName("topic to delete", name, f"Cannot delete individual partition: delete {name.base}")
-        doomed = await self.partitions(name)
-        if not doomed:
-            raise TopicUnknown(name)
+        counted, doomed = None, [name]
+        if not await self.exists(name):
+            doomed = await self._named_as_partitions(name)
+            counted = await partitions_asked_for(self._metadata, name)
         for each in doomed:
             await self._delete_one(each)
+        if counted is not None:  # last: what is left of them until then is not taken for a topic of fewer
+            key = keys.partitioned(name)
+            await self._metadata.transact([Compare(key, counted.revision)], [Delete(key)])
+        if not doomed:
+            raise TopicUnknown(name)
 
     async def _delete_one(self, name: TopicName) -> None:
         try:
@@ -251,19 +294,17 @@ class Catalog(TopicTable):
         """Those that must be there; existing ones get the configured policy."""
         for name in {*names, SYSTEM}:
             key = keys.namespace_policy(name)
-            known = await self._metadata.get(key)
-            value = json.dumps(configured(policy, json.loads(known.value) if known else None)).encode()
-            if known is None or known.value != value:
-                await self._metadata.transact([], [Put(key, value)])
+            while True:
+                known = await self._metadata.get(key)
+                value = json.dumps(configured(policy, json.loads(known.value) if known else None)).encode()
+                if known is not None and known.value == value:
+                    break
+                compare = Compare(key, known.revision if known else 0)
+                if await self._metadata.transact([compare], [Put(key, value)]) is not None:
+                    break
 
     async def delete_namespace(self, name: NamespaceName) -> None:
-        policy = await self._metadata.get(keys.namespace_policy(name))
-        if policy is None:
-            raise NamespaceUnknown(name)
-        topics = await self.names(name)
-        if topics:
-            raise NamespaceNotEmpty(name, len(topics))
-        await self._metadata.transact([Compare(policy.key, policy.revision)], [Delete(policy.key)])
+        await remove_namespace(self._metadata, name, self.names)
 
     async def namespace_policy(self, name: NamespaceName) -> TopicPolicy:
         item = await self._metadata.get(keys.namespace_policy(name))

@@ -30,6 +30,7 @@ from pydanube.core.dispatch.events import (
     Activated,
     Available,
     Blocked,
+    DateSet,
     DeadLetter,
     Event,
     Expired,
@@ -61,6 +62,7 @@ log = logging.getLogger("pydanube.broker.subscription")  # one name for all line
 
 POLLING: Final = Heartbeat()
 EXPIRED_NAMED_MAX: Final = 10  # ranges in a log line
+DRIFT_US: Final = 100_000  # of the date, before what is scheduled is looked at anew
 MISSED_SECONDS: Final = 10.0  # between two log lines about notifications that one subscription missed
 
 
@@ -93,7 +95,10 @@ class Dispatcher(BaseSubscription):
         self._missed_said_at: float | None = None
         self._paused_for: DanubeError | None = None
         self._notifier: asyncio.Task[None] | None = None
-        self._shipper = Shipper(source, name, services, metrics, self._consumers, self._step, self._wake, seeks)
+        self._shipper = Shipper(
+            source, name, services, metrics, self._consumers, self._step, self._wake, seeks, schedules=machine.shares
+        )
+        self._date_ahead_us = 0  # of the time that never goes back, when the machine was last told
         self._shipping: asyncio.Task[None] | None = None
         self._moving = asyncio.Lock()  # held while it is being moved
 
@@ -177,6 +182,11 @@ class Dispatcher(BaseSubscription):
     def standing(self) -> Standing:
         return self._machine.standing(self._source.log.head)
 
+    @property
+    def scheduled(self) -> int:
+        """Messages that are not to be delivered yet, as far as it has come to them."""
+        return self._machine.schedule.count
+
     def has_lag(self) -> bool:
         return self._machine.progress.lag(self._source.log.head) > 0
 
@@ -214,6 +224,8 @@ class Dispatcher(BaseSubscription):
         if self._closed or now < self._beat_at or self.heartbeat.interval_ms is None:
             return  # the interval was changed, and another beat is on its way, or none
         head = self._source.log.head
+        if self._machine.schedule.count:
+            self._tell_date()
         if self._machine.progress.next_unacked < self._source.retained_from:
             self._step(LogTrimmed(self._source.retained_from))  # also while no consumer is connected
         if self._machine.progress.next_unacked < head:
@@ -226,6 +238,14 @@ class Dispatcher(BaseSubscription):
                     self._step(Available(head))
                     self._step(Ticked())
         self._schedule_beat()
+
+    def _tell_date(self) -> None:
+        """The machine learns that the clock has jumped."""
+        date = self._services.clock.time_us()
+        ahead_us = date - round(self._services.clock.elapsed() * 1_000_000)
+        if abs(ahead_us - self._date_ahead_us) > DRIFT_US:
+            self._date_ahead_us = ahead_us
+            self._step(DateSet(date))
 
     def _log_missed(self, now: float) -> None:
         """Logs that the heartbeat found commits without a notification: a defect, which may repeat at every beat."""

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 REST_BYTES: Final = 64 * 1024  # so much may be left for the pause
 UPLOAD_SECONDS: Final = 120.0  # while serving
-DRAIN_SECONDS: Final = 10.0
+TOPIC_DRAIN_SECONDS: Final = 10.0
 CURSOR_SECONDS: Final = 5.0
 REST_SECONDS: Final = 30.0
 SNAPSHOTS_SECONDS: Final = 10.0
@@ -95,7 +95,7 @@ async def seal(topic: Topic, clock: Clock, marker: bytes | None, phases: Phases,
         await _within(clock, UPLOAD_SECONDS, "uploading", upload_ahead(uploader, topic.name))
         phases.enter("quiet")
         topic.pause("it is moving to another broker", moved_to)
-        await _within(clock, DRAIN_SECONDS, "finishing commits", topic.drain())
+        await _within(clock, TOPIC_DRAIN_SECONDS, "finishing commits", topic.drain())
         phases.enter("cursors")
         async with contextlib.AsyncExitStack() as held:
             uploading = uploader.upload_rest(topic.name, held)

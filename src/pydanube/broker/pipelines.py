@@ -35,7 +35,7 @@ class Applied(NamedTuple):
     declaration: Declaration
 
 
-class Claimed(NamedTuple):
+class PipelineClaim(NamedTuple):
     granted: bool
     holder: str
     status: bytes | None
@@ -142,25 +142,25 @@ class PipelineDesk:
     async def leave(self, lease: int) -> None:
         await self._metadata.revoke(lease)
 
-    async def claim(self, lease: int, name: str, supervisor: str) -> Claimed:
+    async def claim(self, lease: int, name: str, supervisor: str) -> PipelineClaim:
         """Granted again to who has it already, so that a call without an answer may be repeated."""
         checked = pipeline_name(name)
         key, declared = keys.pipeline_claim(checked), keys.pipeline_declaration(checked)
         declaration = await self._metadata.get(declared)
         if declaration is None:
-            return Claimed(False, "", None)
+            return PipelineClaim(False, "", None)
         value = json.dumps({"supervisor": supervisor[:SUPERVISOR_MAX], "lease": lease}).encode()
         compares = [Compare(key, 0), Compare(declared, declaration.revision)]
         try:
             done = await self._metadata.transact(compares, [Put(key, value, lease)])
         except LeaseLost:
-            return Claimed(False, "", None)
+            return PipelineClaim(False, "", None)
         item = await self._metadata.get(key)
         holder, whose = _claim(item.value) if item is not None else ("", 0)
         if done is None and whose != lease:
-            return Claimed(False, holder, None)
+            return PipelineClaim(False, holder, None)
         status = await self._metadata.get(keys.pipeline_status(checked))
-        return Claimed(whose == lease, holder, status.value if status is not None else None)
+        return PipelineClaim(whose == lease, holder, status.value if status is not None else None)
 
     async def release(self, lease: int, name: str) -> None:
         """Nothing happens if another has it."""
@@ -170,7 +170,7 @@ class PipelineDesk:
             await self._metadata.transact([Compare(key, item.revision)], [Delete(key)])
 
     async def report(self, lease: int, name: str, status: bytes) -> bool:
-        """False: another has it, or nobody. A pipeline that was deleted has no status any more. Raises ConfigError."""
+        """False: the claim is another's, or gone. A deleted pipeline has no status any more. Raises ConfigError."""
         checked = pipeline_name(name)
         if PipelineStatus.from_bytes(status) is None:
             raise ConfigError("status", "(not shown)", "a status as supervisors write it")
@@ -198,7 +198,7 @@ class PipelineDesk:
 
 
 def _claim(value: bytes) -> tuple[str, int]:
-    """The supervisor and its lease; what cannot be read is somebody's."""
+    """The supervisor and its lease; one that cannot be read is another's."""
     try:
         found = json.loads(value)
         return str(found["supervisor"]) or "unknown", int(found["lease"])

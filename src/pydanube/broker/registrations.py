@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
+from pydanube.broker.client_index import ClientIndex
 from pydanube.broker.outbox import Caller, ConsumerRegistration
 from pydanube.broker.ownership import Ownership
 from pydanube.core import keys
@@ -69,8 +70,9 @@ class ProducerRegistration:
 class TopicProducers:
     """A topic's producers. An id is the hash of the names, so one that is not registered can be recognised."""
 
-    def __init__(self, topic: TopicName, policy: TopicPolicy, clock: Clock) -> None:
-        self._topic = topic
+    def __init__(self, topic: TopicName, policy: TopicPolicy, clock: Clock, index: ClientIndex) -> None:
+        self.topic = topic
+        self._index = index
         self._policy = policy
         self._clock = clock
         self._producers: dict[ProducerId, ProducerRegistration] = {}
@@ -94,18 +96,19 @@ class TopicProducers:
 
     def add(self, name: str, *, exclusive: bool) -> ProducerId:
         """The same name is the same producer: a client that reconnects gets its id again."""
-        identity = producer_id(self._topic, name)
+        identity = producer_id(self.topic, name)
         alive = self._alive()
         others = [each for known, each in alive.items() if known != identity]
         for other in others:
             if other.exclusive or exclusive:
-                raise ProducerExists(self._topic, other.name)
+                raise ProducerExists(self.topic, other.name)
         if identity not in alive and not self._policy.allows_producer(len(others)):
             raise LimitReached("producers", self._policy.max_producers_per_topic)
         known = self._producers.get(identity)
         self._producers[identity] = ProducerRegistration(
             name, exclusive, self._clock.elapsed(), known.caller if known else None, known.sent if known else 0
         )
+        self._index.producers.add(identity, self)
         return identity
 
     def alive(self) -> list[ProducerRegistration]:
@@ -117,7 +120,7 @@ class TopicProducers:
     def remove(self, identity: ProducerId, registered: ProducerRegistration | None) -> None:
         """It has left; unless another producer took its name since."""
         if registered is not None and self._producers.get(identity) is registered:
-            del self._producers[identity]
+            self._forget(identity)
 
     def touch(self, identity: ProducerId) -> bool:
         """A sign of life; False for an unknown one."""
@@ -132,7 +135,7 @@ class TopicProducers:
         producer = self._producers.get(identity)
         if producer is None:
             name = message.producer_name or ""
-            if producer_id(self._topic, name) != identity:
+            if producer_id(self.topic, name) != identity:
                 raise ProducerUnknown(identity)
             self.add(name, exclusive=False)  # it was registered before this process began
         else:
@@ -141,19 +144,23 @@ class TopicProducers:
         if not self._policy.allows_message(len(message.payload)):
             raise MessageTooLarge(len(message.payload), self._policy.max_message_size)
         if self._rate is not None and not self._rate.take(1, self._clock.elapsed()):
-            raise RateLimited(self._topic, self._policy.max_publish_rate)
+            raise RateLimited(self.topic, self._policy.max_publish_rate)
 
     def admit_batch(self, rows: int) -> None:
         """Raises if a native producer may not publish so many messages now."""
         if self._rate is not None and not self._rate.take(rows, self._clock.elapsed()):
-            raise RateLimited(self._topic, self._policy.max_publish_rate)
+            raise RateLimited(self.topic, self._policy.max_publish_rate)
 
     def _alive(self) -> dict[ProducerId, ProducerRegistration]:
         now = self._clock.elapsed()
         for identity, each in list(self._producers.items()):
             if now - each.seen_at > PRODUCER_SILENT_SECONDS:
-                del self._producers[identity]
+                self._forget(identity)
         return self._producers
+
+    def _forget(self, identity: ProducerId) -> None:
+        del self._producers[identity]
+        self._index.producers.remove(identity, self)
 
 
 # --- what is stored about subscriptions ---------------------------------------------------------------

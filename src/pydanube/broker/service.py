@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pydanube.broker.base_subscription import Services
 from pydanube.broker.catalog import Catalog, Remote
+from pydanube.broker.client_index import ClientIndex
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.dead_letters import send_dead_letter
 from pydanube.broker.events import Events
@@ -289,6 +290,7 @@ class Broker:
             kept,
             outboxes,
             self.schemas,
+            ClientIndex(),
             self._may_serve,
         )
         defaults = Defaults(config.dispatch.heartbeat, config.dispatch.max_unacked_messages)
@@ -411,7 +413,7 @@ class Broker:
 
     def _set_urls(self) -> None:
         addresses = self.config.broker
-        self.broker_url = addresses.broker_url or f"http://{addresses.client_addr}"
+        self.broker_url = addresses.broker_url or f"{self.config.grpc.scheme}://{addresses.client_addr}"
         self.connect_url = addresses.connect_url or self.broker_url
         self.stream_url = f"{self.config.stream.scheme}://{reachable(addresses.stream_addr, self.broker_url)}"
 

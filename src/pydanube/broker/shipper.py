@@ -11,7 +11,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol, TypeAlias, TypeVar
@@ -32,6 +32,7 @@ from pydanube.broker.ownership import Ownership
 from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.delivery import dead_letter_attributes
 from pydanube.core.dispatch.events import (
+    DateSet,
     DeadLetter,
     DeadLettered,
     DeadLetterFailed,
@@ -42,17 +43,18 @@ from pydanube.core.dispatch.events import (
     Ranges,
     ReadKeys,
     Recall,
+    Scheduled,
     SendRanges,
     Shipped,
     Voided,
 )
-from pydanube.core.dispatch.ranges import OffsetRange
+from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, producer_id
 from pydanube.errors import (
     DanubeError,
     OffsetOutOfRange,
 )
-from pydanube.formats.batch import Batch, Envelope
+from pydanube.formats.batch import Batch, Envelope, delivery_times
 from pydanube.log.wal import TopicLog
 from pydanube.telemetry import SubscriptionMetrics
 
@@ -83,7 +85,7 @@ class Source(Protocol):
 
     async def batches(self, first: int, end: int, bytes_max: int) -> list[Batch]: ...
 
-    async def row_keys(self, first: int, end: int) -> list[tuple[int, str]]: ...
+    async def row_keys(self, first: int, end: int) -> list[tuple[int, str, int | None]]: ...
 
 
 class Shipper:
@@ -99,8 +101,11 @@ class Shipper:
         step: Callable[[Event], object],
         wake: Callable[[float], None],
         seeks: int,
+        *,
+        schedules: bool = False,
     ) -> None:
-        """`step` is the machine's; `wake` lets it tick."""
+        """`step` is the machine's; `wake` lets it tick. `schedules`: nothing is sent before its time."""
+        self._schedules = schedules
         self._source = source
         self._subscription = subscription
         self._services = services
@@ -185,6 +190,7 @@ class Shipper:
         unsent: Ranges = ()
         parked: Ranges = ()
         rows: list[tuple[int, Envelope]] = []
+        later: list[tuple[int, int, int]] = []
         seeks, free_bytes = self.seeks, outbox.free_bytes
         for place, (first, end) in enumerate(send.ranges):
             if place % TURN_RANGES == TURN_RANGES - 1:
@@ -193,7 +199,9 @@ class Shipper:
                 parked = send.ranges[place:]
                 break
             got = await self._rows(first, end, free_bytes)
-            rows += got
+            due, early = self._by_time(got)
+            later += early
+            rows += due
             free_bytes -= sum(cost_bytes(message) for _, message in got)
             reached = got[-1][0] + 1 if got else first
             if reached < end and free_bytes <= 0:
@@ -204,6 +212,7 @@ class Shipper:
                 break
         if registration.outbox is not outbox or self.seeks != seeks:
             return  # it left while we read, or wants something else now
+        self._postpone(later, send.consumer)
         if rows:
             outbox.put(DeliveredMessage(offset, message, send.attempt) for offset, message in rows)
             self._count(send, len(rows), sum(len(message.payload) for _, message in rows))
@@ -243,6 +252,7 @@ class Shipper:
         size_bytes = rows = 0
         unsent: list[OffsetRange] = []
         found: list[tuple[Batch, list[tuple[int, int]]]] = []
+        later: list[tuple[int, int, int]] = []
         seeks = self.seeks
         known: list[Batch] = []  # what was read last; ranges are often many in one batch
         last = max(each.end for each in send.ranges)
@@ -258,14 +268,19 @@ class Shipper:
                     break
                 batch = known[0]
                 upto = min(end, batch.header.end_offset)
-                meant = (max(reached, batch.header.base_offset), upto)
-                if found and found[-1][0] is batch:
-                    found[-1][1].append(meant)
-                else:
-                    found.append((batch, [meant]))
-                    size_bytes += batch.header.size_bytes
-                rows += meant[1] - meant[0]
+                meant = [(max(reached, batch.header.base_offset), upto)]
+                if self._schedules and batch.header.envelope > 1:
+                    meant, early = self._due_in(batch, *meant[0])
+                    later += early
                 reached = upto
+                if not meant:
+                    continue
+                if found and found[-1][0] is batch:
+                    found[-1][1].extend(meant)
+                else:
+                    found.append((batch, meant))
+                    size_bytes += batch.header.size_bytes
+                rows += sum(after - before for before, after in meant)
             if reached < end:
                 unsent = [OffsetRange(reached, end), *send.ranges[place + 1 :]]
                 break
@@ -274,6 +289,7 @@ class Shipper:
         if self.seeks != seeks:
             self.take_back(send)
             return
+        self._postpone(later, send.consumer)
         outbox.put(DeliveredBatch(batch, tuple(meant), send.attempt, seeks) for batch, meant in found)
         self._count(send, rows, size_bytes)
         self._step(Shipped(send.consumer, size_bytes, tuple(unsent)))
@@ -304,7 +320,45 @@ class Shipper:
         return found
 
     async def _read_keys(self, wanted: OffsetRange) -> None:
-        self._step(Keyed(tuple(await self._read(self._source.row_keys(wanted.first, wanted.end)))))
+        found = await self._read(self._source.row_keys(wanted.first, wanted.end))
+        date = self._services.clock.time_us()
+        pairs = tuple((offset, key) for offset, key, time in found if time is None or time <= date)
+        later = joined((offset, time) for offset, _, time in found if time is not None and time > date)
+        if later:
+            self._step(DateSet(date))
+        self._step(Keyed(pairs, tuple(later)))
+
+    # --- not before a time ------------------------------------------------------------------------------
+
+    def _by_time(
+        self, rows: list[tuple[int, Envelope]]
+    ) -> tuple[list[tuple[int, Envelope]], list[tuple[int, int, int]]]:
+        """What is due, and what is not."""
+        if not self._schedules or all(message.deliver_at is None for _, message in rows):
+            return rows, []
+        date = self._services.clock.time_us()
+        due = [each for each in rows if each[1].deliver_at is None or each[1].deliver_at <= date]
+        return due, joined(
+            (offset, message.deliver_at)
+            for offset, message in rows
+            if message.deliver_at is not None and message.deliver_at > date
+        )
+
+    def _due_in(self, batch: Batch, first: int, end: int) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
+        """Of some rows of a batch: ranges of those that are due, and those that are not."""
+        times = delivery_times(batch)
+        if times is None:
+            return [(first, end)], []
+        date, base = self._services.clock.time_us(), batch.header.base_offset
+        waits = [(offset, time) for offset in range(first, end) if (time := times[offset - base]) and time > date]
+        later = joined(waits)
+        due = OffsetRanges((at, upto) for at, upto, _ in later).gaps(first, end)
+        return [(at, upto) for at, upto in due], later
+
+    def _postpone(self, later: list[tuple[int, int, int]], consumer: ConsumerId) -> None:
+        if later:
+            self._step(DateSet(self._services.clock.time_us()))
+            self._step(Scheduled(tuple(later), consumer))
 
     async def _dead_letter(self, effect: DeadLetter) -> None:
         """Copies, then counts them as done. A copy that fails is tried again later."""
@@ -333,6 +387,17 @@ class Shipper:
 
     def _log(self, level: int, phrase: str, **fields: object) -> None:
         log.log(level, phrase, extra={"topic": self._source.name, "subscription": self._subscription, **fields})
+
+
+def joined(times: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Offsets, ascending, and their times, as ranges of one time: first, end, time."""
+    found: list[tuple[int, int, int]] = []
+    for offset, time in times:
+        if found and found[-1][1:] == (offset, time):
+            found[-1] = (found[-1][0], offset + 1, time)
+        else:
+            found.append((offset, offset + 1, time))
+    return found
 
 
 def _holding(batches: list[Batch], offset: int) -> int:

@@ -39,6 +39,7 @@ from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.dispatch.machine import DispatchMachine
 from pydanube.core.dispatch.range_dispatch import ExclusiveDispatch, FailoverDispatch, SharedDispatch
 from pydanube.core.dispatch.ranges import OffsetRange
+from pydanube.core.dispatch.schedule import ScheduleTally
 from pydanube.core.dispatch.window import SubscriptionProgress
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.tiers import Descriptor
@@ -48,12 +49,14 @@ from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import (
     Conflict,
     DanubeError,
+    LimitReached,
     NotServed,
+    Refused,
 )
-from pydanube.formats.batch import Batch, Envelope
+from pydanube.formats.batch import Batch, Envelope, delivery_times
 from pydanube.history.change import HistoryChange, Void
 from pydanube.history.compaction import swap
-from pydanube.history.leftovers import is_uncovered
+from pydanube.history.leftovers import files_set_aside, is_uncovered
 from pydanube.history.served import Storage
 from pydanube.history.upload_state import UploadState
 from pydanube.history.uploader import Uploader
@@ -118,6 +121,7 @@ class Topic(TopicReader):
         self._defaults = defaults
         self._reservation = reservation
         self._gatherer = Gatherer(topic_log, reservation)
+        self._tally = ScheduleTally()
         self.heartbeat: Heartbeat | None = None  # of subscriptions that have none of their own; None: the broker's
 
     async def open(self, known: Sequence[Item] | None = None) -> None:
@@ -288,6 +292,8 @@ class Topic(TopicReader):
         """
         self._check_open()
         rows = batch.header.rows
+        if batch.header.envelope > 1:
+            self._admit_times(batch)
         self.producers.admit_batch(rows)
         self._reservation.need(rows)
         future = self.log.submit(batch, on_decided)
@@ -296,6 +302,13 @@ class Topic(TopicReader):
         self.metrics.bytes_in.inc(size_bytes)
         self.metrics.sizes.add(size_bytes / max(rows, 1), rows)
         return future
+
+    def _admit_times(self, batch: Batch) -> None:
+        """Raises if more would be scheduled than a subscription may have."""
+        times = delivery_times(batch)
+        known = max((each.scheduled for each in self.subscriptions.values()), default=0)
+        if times is not None and not self._tally.admits(times, self._services.clock.time_us(), known):
+            raise LimitReached(f"messages scheduled for later in {self.name}", self._tally.count_max)
 
     async def open_session(self, producer: ProducerId) -> int:
         """A new idempotent session of this producer; older ones are fenced."""
@@ -326,6 +339,10 @@ class Topic(TopicReader):
         first_on_disk = await uploader.flush_log(upload_state)
         self._forget_read()
         return first_on_disk
+
+    async def set_aside(self) -> list[str]:
+        """Files of the topic on this disk that were set aside as damaged: they hold what they held."""
+        return await files_set_aside(self.log.disk, self.name)
 
     # --- subscriptions ------------------------------------------------------------------------------
 
@@ -432,7 +449,9 @@ class Topic(TopicReader):
 
 
 def _upload_state(topic: Topic) -> tuple[Uploader, UploadState]:
-    upload_state = topic.storage.uploader.get(topic.name) if topic.storage is not None else None
-    if topic.storage is None or upload_state is None:
-        raise NotServed(topic.name, "its broker has no object store")
+    if topic.storage is None:
+        raise Refused(f"the broker of topic {topic.name} has no object store")
+    upload_state = topic.storage.uploader.get(topic.name)
+    if upload_state is None:
+        raise NotServed(topic.name, "it is about to leave its broker")
     return topic.storage.uploader, upload_state

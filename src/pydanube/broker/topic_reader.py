@@ -11,6 +11,7 @@ import asyncio
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Final
 
 from pydanube.broker.base_subscription import Services
@@ -23,7 +24,7 @@ from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
 from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange
-from pydanube.formats.batch import Batch, Envelope, cut, messages, routing
+from pydanube.formats.batch import Batch, Envelope, cut, delivery_times, messages, routing
 from pydanube.history.served import Storage
 from pydanube.history.tier_state import read_gaps
 from pydanube.log.wal import TopicLog
@@ -131,9 +132,9 @@ class TopicReader(BaseTopic[Subscription]):
         found = await self._stored(first, bytes_max)
         return [batch for batch in found if batch.header.base_offset < end]
 
-    async def row_keys(self, first: int, end: int) -> list[tuple[int, str]]:
-        """Offsets and routing keys; a message without one goes by its producer's name."""
-        found: list[tuple[int, str]] = []
+    async def row_keys(self, first: int, end: int) -> list[tuple[int, str, int | None]]:
+        """Offsets, routing keys, and before when not to deliver; without a key the producer's name counts."""
+        found: list[tuple[int, str, int | None]] = []
         offset = first
         while offset < end:
             batches = await self._read(offset, bool(found))
@@ -142,9 +143,11 @@ class TopicReader(BaseTopic[Subscription]):
             for batch in batches:
                 base, upto = batch.header.base_offset, min(end, batch.header.end_offset)
                 routing_keys, producers = routing(batch)
+                times = delivery_times(batch)
                 for at in range(max(offset, base), upto):
                     key = routing_keys[at - base]
-                    found.append((at, key if key is not None else producers[at - base] or ""))
+                    time = None if times is None else times[at - base]
+                    found.append((at, key if key is not None else producers[at - base] or "", time))
                 offset = upto
         return found
 
@@ -171,10 +174,10 @@ class TopicReader(BaseTopic[Subscription]):
         if (orphan := self.orphan_at(offset)) is not None:
             # This disk may have it. Which of it producers sent again, and must stay hidden, is not known yet.
             raise OffsetOutOfRange(self.name, offset, orphan.end, self.head)
-        if self.orphans and (elsewhere := await self._in_the_store(offset, bytes_max)) is not None:
+        if (elsewhere := await self._in_the_store(offset, bytes_max)) is not None:
             return elsewhere
         try:
-            found = self._without_orphans(await self.log.read(offset, bytes_max=bytes_max))
+            found = self._without_others(await self.log.read(offset, bytes_max=bytes_max))
             if offset in self._cloud_ends:  # where a reader had come to the end of what the cloud tier has
                 self._cloud_ends.discard(offset)
                 self._telemetry.wal.handoffs.inc()
@@ -198,10 +201,11 @@ class TopicReader(BaseTopic[Subscription]):
             raise OffsetOutOfRange(self.name, offset, following, self.head) from None
 
     async def _in_the_store(self, offset: int, bytes_max: int) -> list[Batch] | None:
-        """What was rescued of files that are still here is read as it is in the store: marked, without what was sent
-        again. They stay until all of it is rescued. None: it is none of that.
+        """What files of lost epochs have is read as it is in the store: marked, without what was sent again, and
+        erased if it was. They stay until all of it is rescued, and until what the store has is known. None: the store
+        has nothing of it.
         """
-        if self.storage is None or not any(first <= offset < end for first, end in self._rescued_in_part()):
+        if self.storage is None or not any(first <= offset < end for first, end in self._lost_here()):
             return None
         stored = await self.storage.reader.read(self.storage.tier, offset, bytes_max)
         if stored is not None:
@@ -212,26 +216,31 @@ class TopicReader(BaseTopic[Subscription]):
             raise OffsetOutOfRange(self.name, offset, void_end, self.head)
         return None
 
-    def _rescued_in_part(self) -> list[tuple[int, int]]:
-        """What this disk has of lost epochs below the rest of their orphan."""
-        return [
+    def _lost_here(self) -> list[tuple[int, int]]:
+        """What this disk has of lost epochs: below the rest of their orphan, and from before others had the topic."""
+        segments = self.log.segments
+        if not self.orphans and not (segments and segments[0].header.epoch < self.ownership.since):
+            return []
+        partly_rescued = [
             (segment.first_offset, orphan.start)
             for orphan in self.orphans
             for segment in self.log.lost_segments(orphan.epoch, orphan.start)
             if segment.first_offset < orphan.start
         ]
+        older = takewhile(lambda segment: segment.header.epoch < self.ownership.since, segments)
+        return [*partly_rescued, *((segment.first_offset, segment.end_offset) for segment in older)]
 
-    def _without_orphans(self, batches: list[Batch]) -> list[Batch]:
-        """Those before the first orphan that this disk has, too, and before what was rescued of it."""
-        if not self.orphans:
+    def _without_others(self, batches: list[Batch]) -> list[Batch]:
+        """Those before the first orphan that this disk has, too, and before what the store may have of lost epochs."""
+        lost = self._lost_here()
+        if not self.orphans and not lost:
             return batches
-        rescued = self._rescued_in_part()
         for place, batch in enumerate(batches):
             first, end = batch.header.base_offset, batch.header.end_offset
             if any(each.start < end and first < each.end for each in self.orphans):
                 start = min(each.start for each in self.orphans if each.end > first)
                 return [*batches[:place], *([cut(batch, first, start)] if first < start else [])]
-            if place and any(start <= first < rescued_end for start, rescued_end in rescued):
+            if place and any(start <= first < lost_end for start, lost_end in lost):
                 return batches[:place]
         return batches
 

@@ -138,14 +138,19 @@ class TopicTable:
 
     def find_consumer(self, consumer: ConsumerId) -> tuple[AnyTopic, AnySubscription] | None:
         """The subscription where this consumer is registered, connected or not."""
-        for topic in self._open.values():
-            for subscription in topic.subscriptions.values():
-                if subscription.knows(consumer):
-                    return topic, subscription
-        return None
+        place = self.context.services.clients.consumers.find(consumer)
+        topic = self._open.get(place.topic_name) if place is not None else None
+        if place is None or topic is None:
+            return None
+        subscription = topic.subscriptions.get(place.name)
+        if subscription is None or subscription is not place or not subscription.knows(consumer):
+            return None
+        return topic, subscription
 
     def find_producer(self, producer: ProducerId) -> AnyTopic | None:
-        return next((topic for topic in self._open.values() if producer in topic.producers), None)
+        producers = self.context.services.clients.producers.find(producer)
+        topic = self._open.get(producers.topic) if producers is not None else None
+        return topic if topic is not None and topic.producers is producers and producer in producers else None
 
     # --- opening and closing -------------------------------------------------------------------------
 

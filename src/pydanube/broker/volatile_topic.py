@@ -23,7 +23,7 @@ from pydanube.core.dispatch.hash_ring import HashRing
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
 from pydanube.core.schemas.enforcing import TopicSchema
-from pydanube.errors import DanubeError, NotServed, OwnershipLost, SubscriptionBusy
+from pydanube.errors import DanubeError, NotServed, OwnershipLost, Refused, SubscriptionBusy
 from pydanube.formats.batch import Envelope
 from pydanube.ports import Delete, Item, MetadataStore
 from pydanube.telemetry import SubscriptionMetrics, Telemetry
@@ -173,6 +173,8 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
     def publish_batch(self, messages: Sequence[Envelope]) -> None:
         """All of them or none: who is refused sends the whole batch again."""
         self._check_open()
+        if any(message.deliver_at is not None for message in messages):
+            raise Refused(f"topic {self.name} keeps nothing, so it delivers at once: send without a time of delivery")
         self.producers.admit_batch(len(messages))
         for message in messages:
             self._hand_on(message)

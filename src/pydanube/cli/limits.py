@@ -10,9 +10,7 @@ import typer
 from pydanube.admin import calls, values
 from pydanube.cli.admin import NamespaceArgument, ask, namespaces
 from pydanube.cli.output import Output, OutputOption, print_json
-from pydanube.core.policies import LIMITS
-
-U32_MAX = 2**32 - 1
+from pydanube.core.policies import LIMITS, U32_MAX
 
 
 def limit(flag: str, meaning: str) -> typer.models.OptionInfo:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from pydanube.cli.catching_up import PartitionProgress
@@ -19,6 +19,7 @@ from pydanube.client.brokers import addresses_of
 from pydanube.client.client import connect
 from pydanube.client.grpc import listening
 from pydanube.core.cluster.conditions import noun
+from pydanube.core.units import UNIX_EPOCH
 from pydanube.errors import (
     DanubeError,
     DeadlineExceeded,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 DIAL_SECONDS: Final = 5.0
 CALL_SECONDS: Final = 30.0
 WINDOW_MESSAGES: Final = 1_000
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @asynccontextmanager
@@ -184,7 +184,7 @@ async def consume(
 async def _note_if_new(
     client: Client, options: ConsumeOptions, parts: Sequence[str], note: Callable[[str], None]
 ) -> None:
-    """Whoever wants all that a topic has is told that a new subscription gets none of it."""
+    """Says that a new subscription gets nothing of what the topic has, which `--once` asks for."""
     try:
         await client.lag(options.topic, options.subscription)
     except SubscriptionUnknown:
@@ -230,7 +230,7 @@ class NativeSource:
             message.offset,
             message.payload,
             message.producer_name or "",
-            (message.publish_time - EPOCH) // timedelta(milliseconds=1),
+            (message.publish_time - UNIX_EPOCH) // timedelta(milliseconds=1),
             message.key,
             message.attributes,
             self._is_reliable,

@@ -15,7 +15,7 @@ HELP = "Jobs over topics, on Spark: make tables of them, prove them, replay them
 
 app = typer.Typer(no_args_is_help=True)
 
-RUN = """Run a job: lake, compact, audit, replay, erase or stats.
+RUN = """Run a job: lake, compact, audit, replay, erase, maintain or stats.
 
     danube pipeline run audit --set service.url=danube://127.0.0.1:6651 --set topic=/default/orders
 
@@ -26,7 +26,7 @@ unless --master or --remote names a cluster. Exit code 0: done, and nothing is w
 
 @app.command("run", help=RUN)
 def run(
-    job: Annotated[str, typer.Argument(help="lake, compact, audit, replay, erase or stats.")],
+    job: Annotated[str, typer.Argument(help="lake, compact, audit, replay, erase, maintain or stats.")],
     conf: Annotated[Path | None, typer.Option(help="The job's settings, YAML or JSON.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting.")] = None,
     keys: Annotated[

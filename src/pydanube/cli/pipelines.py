@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -29,7 +29,7 @@ from pydanube.cli.output import Output, OutputOption, print_done, print_fields, 
 from pydanube.cli.pipeline import app
 from pydanube.core.cluster.conditions import words
 from pydanube.core.pipelines.declaration import Declaration
-from pydanube.core.pipelines.machine import Declared
+from pydanube.core.pipelines.machine import DeclaredPipeline
 from pydanube.core.pipelines.status import Health, PipelineStatus
 from pydanube.errors import ConfigError
 
@@ -232,11 +232,11 @@ class BrokerDesk:
         self._gateway = gateway
         self._supervisor = supervisor
 
-    async def list(self) -> Mapping[str, Declared]:
+    async def list(self) -> Mapping[str, DeclaredPipeline]:
         await self._gateway.brokers()  # so that another one is known when this one is away
         found = await self._gateway.ask(calls.list_pipelines())
         parsed = ((each, Declaration.from_bytes(each.declaration.encode())) for each in found.pipelines)
-        return {each.name: Declared(made, each.revision) for each, made in parsed if made is not None}
+        return {each.name: DeclaredPipeline(made, each.revision) for each, made in parsed if made is not None}
 
     async def join(self) -> tuple[int, float]:
         found = await self._gateway.ask(calls.join_supervisor(self._supervisor))
@@ -272,13 +272,11 @@ def supervise(
 
     A run that fails is started again from its checkpoint, later each time. Logs go to standard error.
     """
-    from pydanube.pipeline.supervisor import CHILD, Supervisor
-    from pydanube.stores.work.system import SystemClock
+    from pydanube.pipeline.supervisor import Supervisor
     from pydanube.telemetry import configure_logging
 
     configure_logging()
     called = name or f"{socket.gethostname()}:{os.getpid()}"
-    command: Sequence[str] = CHILD
 
     async def run() -> None:
         stopping = asyncio.Event()
@@ -294,7 +292,7 @@ def supervise(
         gateway = Gateway(endpoint, flag="--endpoint", name=f"supervisor {called}")
         try:
             desk = BrokerDesk(gateway, called)
-            await Supervisor(desk, SystemClock(), name=called, runs_max=runs_max, command=command).run(stopping)
+            await Supervisor(desk, name=called, runs_max=runs_max).run(stopping)
         finally:
             await gateway.close()
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 TIMES: Final = "a time as 2026-11-15T09:00:00Z"
 PLACES: Final = f"earliest, latest, an offset, or {TIMES}"
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_place(key: str, text: str) -> Place:

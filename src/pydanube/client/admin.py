@@ -212,7 +212,8 @@ class NativeAdmin:
         request = pb.FlushLog(topic=TopicName(topic))
         frame = await self.call(topic, pb.Command(flush_log=request), "log_flushed", timeout)
         found = frame.command.log_flushed
-        return LogFlushed(found.head, found.first_on_disk, tuple(found.dead_letter_topics), found.garbage_seconds)
+        letters, set_aside = tuple(found.dead_letter_topics), tuple(found.set_aside)
+        return LogFlushed(found.head, found.first_on_disk, letters, found.garbage_seconds, set_aside)
 
     async def note_order(self, request: pb.NoteOrder, timeout: float | None) -> bool:
         async def attempt() -> bool:

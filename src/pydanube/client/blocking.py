@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -39,7 +40,6 @@ from pydanube.client.messages import (
     Statistics,
     TopicInfo,
 )
-from pydanube.client.partition_producer import PartitionProducer
 from pydanube.client.producer import Payload, Prepared
 from pydanube.client.tail import TailedMessage
 from pydanube.client.thread import LoopThread
@@ -251,11 +251,18 @@ class Producer:
         return self._thread.call(self._producer.send(*args, **kwargs))
 
     def send_nowait(
-        self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
+        self,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        event_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | None = None,
     ) -> None:
         """As the async one."""
         # All that may be wrong with it is found here, in the caller's thread, and what it refers to may change after.
-        message = self._producer.prepare(payload, key, attributes)
+        message = self._producer.prepare(payload, key, attributes, event_time, deliver_at, deliver_after)
         if self.buffered_bytes >= self._producer.buffer_bytes:
             raise BufferFull(self.topic, self._producer.buffer_bytes)
         self._thread.soon(self._take, *message)
@@ -263,10 +270,17 @@ class Producer:
             self._handed_bytes += message[-1]
 
     def send_soon(
-        self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
+        self,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        event_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | None = None,
     ) -> Future[Receipt]:
         """As the async one, with a future of `concurrent.futures`. Its callbacks run in the client's thread."""
-        message = self._producer.prepare(payload, key, attributes)
+        message = self._producer.prepare(payload, key, attributes, event_time, deliver_at, deliver_after)
         if self.buffered_bytes >= self._producer.buffer_bytes:
             raise BufferFull(self.topic, self._producer.buffer_bytes)
         future: Future[Receipt] = Future()
@@ -291,15 +305,13 @@ class Producer:
     def buffered_bytes(self) -> int:
         return self._producer.buffered_bytes + self._handed_bytes
 
-    def _take(
-        self, lane: PartitionProducer, payload: bytes, key: str | None, attributes: Mapping[str, str] | None, size: int
-    ) -> None:
+    def _take(self, *message: Any) -> None:
         try:
-            self._producer.take(lane, payload, key, attributes, size)
+            self._producer.take(*message)
         except Exception as error:
             self._error = self._error or error
         with self._counting:
-            self._handed_bytes -= size
+            self._handed_bytes -= message[-1]
 
     def _take_soon(self, message: Prepared, future: Future[Receipt]) -> None:
         waiter: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()

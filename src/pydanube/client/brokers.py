@@ -7,6 +7,9 @@
 Addresses are those the application gave and those that lookups named since; all of them are tried, in random order, so
 one broker that is away never stops a client that knows another. Neither does one that answers and cannot help, such as
 a broker that is cut off from the others: the one that failed most recently is asked last.
+
+A client that was given a broker with TLS never leaves TLS because a broker says so: otherwise one broker that is set up
+wrongly, or broken into, would have tokens and messages sent in clear.
 """
 
 from __future__ import annotations
@@ -132,6 +135,8 @@ class Brokers:
         self.connector = connector
         self._on_connection = on_connection
         self._known = dict.fromkeys(addresses)  # in order of appearance
+        self._given = frozenset(addresses)
+        self._has_tls = any(each.tls for each in addresses)
         self._token = token
         self._tls = tls
         self._connections: dict[Address, BrokerConnection] = {}
@@ -210,7 +215,7 @@ class Brokers:
             frame = await asked.request(pb.Command(lookup=pb.Lookup(topic=topic)), "located")
             located = frame.command.located
             is_here = located.is_local or located.partitions
-            owner = asked if is_here else await self.connection(Address.parse(located.stream_url))
+            owner = asked if is_here else await self.connection(self.named(located.stream_url))
         except (Unavailable, asyncio.CancelledError):  # a caller that gives up had no answer either
             self.deprioritize(asked.url)
             raise
@@ -247,13 +252,25 @@ class Brokers:
         """The topic's old broker has said where it is now."""
         if url:
             try:
-                self._routes[topic] = Address.parse(url)
-            except ConfigError:
-                log.warning("topic moved to an address that is none", extra={"topic": topic, "url": url})
+                self._routes[topic] = self.named(url)
+            except (ConfigError, Unreachable) as error:
+                log.warning("topic moved to where we do not go", extra={"topic": topic, "why": str(error)})
+
+    def named(self, url: str) -> Address:
+        """What a broker calls another one. Raises ConfigError, and Unreachable for one to which we do not go."""
+        address = Address.parse(url)
+        self._check_tls(address)
+        return address
+
+    def _check_tls(self, address: Address) -> None:
+        if self._has_tls and not address.tls and address not in self._given:
+            why = "a broker named it, and it is without TLS, which this client does not leave; set stream.tls there"
+            raise Unreachable(str(address), why)
 
     async def connection(self, address: Address) -> BrokerConnection:
         """An open connection to this broker. Callers at the same time share one attempt."""
         self._check_open()
+        self._check_tls(address)
         connection = self._connections.get(address)
         if connection is not None and connection.usable:
             return connection

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol, TypeAlias, cast
 
 from pydanube.errors import ConfigError, DanubeError, InvalidBatch, NotServed, ProtocolViolation, Unreachable
+from pydanube.formats.batch_header import ENVELOPE_VERSION
 from pydanube.ports import Buffer
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -84,7 +85,7 @@ class BrokerConnection(asyncio.Protocol):
         self.producers: dict[int, Attached] = {}
         self.consumers: dict[int, Receiving] = {}
         self._loop = loop
-        hello = pb.Hello(client=_client_name(), token=token)
+        hello = pb.Hello(client=_client_name(), token=token, envelope_version=ENVELOPE_VERSION)
         self._session: Session[Answer] = Session(Side.CLIENT, hello, loop.time(), peer=url)
         self._transport: asyncio.Transport | None = None
         self._is_handling = False  # events: what they have to say is written together

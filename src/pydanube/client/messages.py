@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pydanube.core.consuming.values import Arrival
 from pydanube.core.history.tiers import Descriptor, LogRun
+from pydanube.core.units import UNIX_EPOCH
 from pydanube.errors import ConfigError
 from pydanube.formats.batch import Batch, decode
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -30,7 +31,6 @@ TYPES: Final[Mapping[str, pb.SubscriptionType]] = {
     "failover": pb.FAILOVER,
     "key_shared": pb.KEY_SHARED,
 }
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def place_of(place: Place) -> pb.Place:
@@ -41,7 +41,7 @@ def place_of(place: Place) -> pb.Place:
         case "latest":
             return pb.Place(edge=pb.LATEST)
         case datetime():
-            since = place.astimezone(UTC) - EPOCH
+            since = place.astimezone(UTC) - UNIX_EPOCH
             return pb.Place(time_us=(since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
         case int() if not isinstance(place, bool) and 0 <= place < 1 << 64:
             return pb.Place(offset=place)
@@ -161,7 +161,19 @@ class MessageView:
     def append_time(self) -> datetime | None:
         """When the broker stored it, by the broker's clock; None in a topic that keeps nothing."""
         stored_us = self._delivery.batch.header.append_time
-        return EPOCH + timedelta(microseconds=stored_us) if stored_us else None
+        return UNIX_EPOCH + timedelta(microseconds=stored_us) if stored_us else None
+
+    @property
+    def event_time(self) -> datetime | None:
+        """When it happened, if its producer said so."""
+        time: datetime | None = self._delivery.column("event_time")[self._row]
+        return time
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        """Before when it was not to be delivered, if its producer said so."""
+        time: datetime | None = self._delivery.column("deliver_at")[self._row]
+        return time
 
     @property
     def schema_id(self) -> int | None:
@@ -408,7 +420,8 @@ class LogFlushed(NamedTuple):
     head: int  # when it was asked
     first_on_disk: int
     dead_letter_topics: Sequence[str]  # that the topic's subscriptions name
-    garbage_seconds: int  # how long an object that was swapped away is kept for readers
+    garbage_seconds: int  # by when an owner that stays removes an object that was swapped away
+    set_aside: Sequence[str] = ()  # files on the owner's disk that were set aside as damaged, with what they hold
 
 
 class StorageInfo(NamedTuple):
@@ -454,12 +467,16 @@ def _runs(numbers: Sequence[int]) -> list[LogRun]:
 
 
 class Lag(NamedTuple):
-    """How far a subscription is behind. `cursor` is the last acknowledged offset, None if there is none."""
+    """How far a subscription is behind. `cursor` is the last acknowledged offset, None if there is none.
+
+    `scheduled` messages are not to be delivered yet, and not among those that it is behind.
+    """
 
     cursor: int | None
     head: int
     messages: int
     sentence: str
+    scheduled: int = 0
 
     @classmethod
     def of(cls, parts: Iterable[pb.Lag]) -> Lag:
@@ -468,10 +485,14 @@ class Lag(NamedTuple):
         if len(lags) == 1:
             [lag] = lags
             cursor = lag.cursor if lag.HasField("cursor") else None
-            return cls(cursor, lag.head, lag.lag_messages, lag.sentence)
+            return cls(cursor, lag.head, lag.lag_messages, lag.sentence, lag.scheduled)
         messages = sum(lag.lag_messages for lag in lags)
         return cls(
-            None, sum(lag.head for lag in lags), messages, "; ".join(dict.fromkeys(lag.sentence for lag in lags))
+            None,
+            sum(lag.head for lag in lags),
+            messages,
+            "; ".join(dict.fromkeys(lag.sentence for lag in lags)),
+            sum(lag.scheduled for lag in lags),
         )
 
 

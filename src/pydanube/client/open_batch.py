@@ -20,6 +20,10 @@ MESSAGE_OVERHEAD_BYTES: Final = 64  # what a message without a payload takes, ab
 Waiter: TypeAlias = tuple[int, asyncio.Future[Receipt], bool]
 
 
+# When it happened, and before when it is not to be delivered: microseconds since 1970, or None.
+Times: TypeAlias = tuple[int | None, int | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings(ProducerLimits):
     """As `Client.producer` describes them."""
@@ -36,7 +40,7 @@ class ProducerSettings(ProducerLimits):
 class OpenBatch(Parcel):
     """Messages by column, until they are encoded; who waits for them, until they are answered."""
 
-    __slots__ = ("attributes", "batch", "done", "keys", "payloads", "times", "waiters")
+    __slots__ = ("attributes", "batch", "done", "keys", "more", "payloads", "times", "waiters")
 
     batch: Batch  # once it is encoded
 
@@ -46,6 +50,7 @@ class OpenBatch(Parcel):
         self.times = array("q")
         self.keys: list[str | None] | None = None
         self.attributes: list[Mapping[str, str] | None] | None = None
+        self.more: list[Times | None] | None = None
         self.waiters: list[Waiter] = []
         self.done: asyncio.Future[None] | None = None  # for `flush`: every message of it has its answer
 
@@ -71,12 +76,14 @@ class OpenBatch(Parcel):
             session=session,
             first_sequence=sequence,
             codec=settings.compression,
+            event_times=None if self.more is None else [each[0] if each else None for each in self.more],
+            deliver_at=None if self.more is None else [each[1] if each else None for each in self.more],
         )
 
     def forget_columns(self) -> None:
         """Frees the columns: the encoded batch has them."""
         self.payloads = []
-        self.keys = self.attributes = None
+        self.keys = self.attributes = self.more = None
 
     def halves(self) -> tuple[OpenBatch, OpenBatch]:
         middle = self.rows // 2
@@ -97,6 +104,7 @@ class OpenBatch(Parcel):
         self.tell(error)
         freed = self.size - rest.size
         self.payloads, self.times, self.keys, self.attributes = rest.payloads, rest.times, rest.keys, rest.attributes
+        self.more = rest.more
         self.rows, self.size, self.waiters = rest.rows, rest.size, rest.waiters
         return freed
 
@@ -121,6 +129,7 @@ class OpenBatch(Parcel):
         part.times.extend(self.times[row] for row in rows)
         part.keys = self.keys and [self.keys[row] for row in rows]
         part.attributes = self.attributes and [self.attributes[row] for row in rows]
+        part.more = self.more and [self.more[row] for row in rows]
         part.waiters = [(places[row], waiter, own) for row, waiter, own in self.waiters if row in places]
         part.size = sum(MESSAGE_OVERHEAD_BYTES + len(payload) for payload in part.payloads)
         return part

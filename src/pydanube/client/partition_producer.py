@@ -19,7 +19,7 @@ from typing import Final, assert_never
 from pydanube.client.brokers import Brokers
 from pydanube.client.connection import BrokerConnection
 from pydanube.client.messages import DURABILITIES, Receipt
-from pydanube.client.open_batch import OpenBatch, ProducerSettings
+from pydanube.client.open_batch import OpenBatch, ProducerSettings, Times
 from pydanube.client.partition_handle import PartitionHandle
 from pydanube.core.producing.machine import ProducerMachine
 from pydanube.core.producing.values import (
@@ -50,7 +50,7 @@ from pydanube.core.producing.values import (
     TimerFired,
     TurnCame,
 )
-from pydanube.errors import DanubeError, DeadlineExceeded, InvalidBatch, SessionUnknown, Unavailable
+from pydanube.errors import DanubeError, DeadlineExceeded, InvalidBatch, Refused, SessionUnknown, Unavailable
 from pydanube.formats.batch import Batch, renumber
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
@@ -93,8 +93,11 @@ class PartitionProducer(PartitionHandle):
         size: int,
         waiter: asyncio.Future[Receipt] | None,
         own_deadline: bool = False,
+        times: Times | None = None,
     ) -> None:
         """Never waits. Raises why the lane has failed. A waiter with a deadline of its own ignores the lane's."""
+        if times is not None:
+            self._check_times()
         batch = self._machine.open
         if batch.size + size > batch.size_max:
             batch = self._next_batch()
@@ -109,12 +112,22 @@ class PartitionProducer(PartitionHandle):
             batch.attributes.append(attributes)
         elif attributes:
             batch.attributes = [*[None] * row, attributes]
+        if batch.more is not None:
+            batch.more.append(times)
+        elif times is not None:
+            batch.more = [*[None] * row, times]
         if waiter is not None:
             batch.waiters.append((row, waiter, own_deadline))
         batch.size += size
         batch.rows = row + 1
         if row == 0 or row + 1 >= batch.rows_max:
             self._carry_out(self._machine.appended(self._loop.time()))
+
+    def _check_times(self) -> None:
+        """A broker that does not know these columns would take the batch for a broken one."""
+        connection = self.connection
+        if connection is not None and connection.welcome.done() and connection.welcome.result().envelope_version < 2:
+            raise Refused(f"the broker of {self.topic} is too old for event_time, deliver_at and deliver_after")
 
     def _next_batch(self) -> OpenBatch:
         if self._machine.end is not None:

@@ -14,23 +14,35 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from copy import copy
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from pydanube.client.brokers import Brokers, with_deadline
 from pydanube.client.messages import Receipt, messages_of
-from pydanube.client.open_batch import MESSAGE_OVERHEAD_BYTES, ProducerSettings
+from pydanube.client.open_batch import MESSAGE_OVERHEAD_BYTES, ProducerSettings, Times
 from pydanube.client.partition_producer import PartitionProducer
 from pydanube.core.names import partition_of_key
-from pydanube.errors import BufferFull, ClientClosed, DanubeError, DeadlineExceeded, MessageTooLarge, NeverOpened
+from pydanube.core.units import UNIX_EPOCH
+from pydanube.errors import (
+    BufferFull,
+    ClientClosed,
+    ConfigError,
+    DanubeError,
+    DeadlineExceeded,
+    MessageTooLarge,
+    NeverOpened,
+)
 
 Payload: TypeAlias = bytes | bytearray | memoryview
-# The lane, payload, key, attributes, and how much of the buffer it takes.
-Prepared: TypeAlias = tuple[PartitionProducer, bytes, str | None, Mapping[str, str] | None, int]
+# The lane, payload, key, attributes, times, and how much of the buffer it takes.
+Prepared: TypeAlias = tuple[PartitionProducer, bytes, str | None, Mapping[str, str] | None, Times | None, int]
 
 # One message fits into a batch, with its key and attributes.
 PAYLOAD_SIZE_MAX_BYTES: Final = 60 * 1024 * 1024
+TIMES_BYTES: Final = 16
+DELIVER_AFTER_MAX: Final = 366 * 24 * 3600.0
 KEYS_CACHED: Final = 65_536  # hashing a key in Python costs a microsecond for ten bytes
 
 _partition_of = lru_cache(maxsize=KEYS_CACHED)(partition_of_key)
@@ -158,9 +170,15 @@ class Producer:
         *,
         key: str | None = None,
         attributes: Mapping[str, str] | None = None,
+        event_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | None = None,
         timeout: float | None = None,
     ) -> Receipt:
         """Returns when the message has the durability that its topic promises.
+
+        `event_time` says when it happened. Shared and key_shared subscriptions are not sent it before `deliver_at`, or
+        for `deliver_after` seconds; exclusive and failover ones, which keep the order, at once. By the broker's clock.
 
         Many sends at the same time share batches: await them together (`asyncio.gather`, a TaskGroup), or use
         `send_nowait`. A message without a receipt after `timeout` seconds raises DeadlineExceeded; if it was sent
@@ -177,14 +195,24 @@ class Producer:
         if 0 < lane.message_size_max < len(payload) or size > PAYLOAD_SIZE_MAX_BYTES:
             raise MessageTooLarge(len(payload), lane.message_size_max or PAYLOAD_SIZE_MAX_BYTES)
         waiter: asyncio.Future[Receipt] = self._loop.create_future()
-        lane.append(payload, key, attributes and dict(attributes), size, waiter, timeout is not None)
+        times = None
+        if event_time is not None or deliver_at is not None or deliver_after is not None:
+            times, size = self._times(event_time, deliver_at, deliver_after), size + TIMES_BYTES
+        lane.append(payload, key, attributes and dict(attributes), size, waiter, timeout is not None, times)
         self._buffered_bytes += size
         if timeout is None:
             return await waiter
         return await with_deadline(f"sending to {self.topic}", timeout, waiter)
 
     def send_nowait(
-        self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
+        self,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        event_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | None = None,
     ) -> None:
         """Takes the message and returns. `flush` waits until all such messages are stored, and raises if one is not.
 
@@ -205,11 +233,21 @@ class Producer:
         lane = self._only or self._lane_for(key)
         if 0 < lane.message_size_max < len(payload) or size > PAYLOAD_SIZE_MAX_BYTES:
             raise MessageTooLarge(len(payload), lane.message_size_max or PAYLOAD_SIZE_MAX_BYTES)
-        lane.append(payload, key, attributes and dict(attributes), size, None)
+        times = None
+        if event_time is not None or deliver_at is not None or deliver_after is not None:
+            times, size = self._times(event_time, deliver_at, deliver_after), size + TIMES_BYTES
+        lane.append(payload, key, attributes and dict(attributes), size, None, times=times)
         self._buffered_bytes += size
 
     def send_soon(
-        self, payload: Payload, *, key: str | None = None, attributes: Mapping[str, str] | None = None
+        self,
+        payload: Payload,
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        event_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | None = None,
     ) -> asyncio.Future[Receipt]:
         """As `send_nowait`; the future gets the receipt, or the error. Its callbacks run on the event loop.
 
@@ -224,7 +262,7 @@ class Producer:
         """
         if self._buffered_bytes >= self.buffer_bytes:
             raise BufferFull(self.topic, self.buffer_bytes)
-        message = self.prepare(payload, key, attributes)
+        message = self.prepare(payload, key, attributes, event_time, deliver_at, deliver_after)
         waiter: asyncio.Future[Receipt] = self._loop.create_future()
         self.take(*message, waiter)
         return waiter
@@ -253,7 +291,15 @@ class Producer:
         await self.flush(timeout=timeout)
         return sent
 
-    def prepare(self, payload: Payload, key: str | None, attributes: Mapping[str, str] | None) -> Prepared:
+    def prepare(
+        self,
+        payload: Payload,
+        key: str | None,
+        attributes: Mapping[str, str] | None,
+        event_time: datetime | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after: float | None = None,
+    ) -> Prepared:
         """A copy of a message for `take`, and at its end how much of the buffer it takes. For facades, in any thread.
 
         Raises what `send_nowait` raises, but for BufferFull.
@@ -264,12 +310,15 @@ class Producer:
         size = len(payload) + MESSAGE_OVERHEAD_BYTES
         if key is not None or attributes is not None:
             size += _checked(key, attributes)
+        times = None
+        if event_time is not None or deliver_at is not None or deliver_after is not None:
+            times, size = self._times(event_time, deliver_at, deliver_after), size + TIMES_BYTES
         lane = self._only or self._lane_for(key)
         if lane.failure is not None:
             raise copy(lane.failure)
         if 0 < lane.message_size_max < len(payload) or size > PAYLOAD_SIZE_MAX_BYTES:
             raise MessageTooLarge(len(payload), lane.message_size_max or PAYLOAD_SIZE_MAX_BYTES)
-        return lane, payload, key, attributes, size
+        return lane, payload, key, attributes, times, size
 
     def take(
         self,
@@ -277,11 +326,12 @@ class Producer:
         payload: bytes,
         key: str | None,
         attributes: Mapping[str, str] | None,
+        times: Times | None,
         size: int,
         waiter: asyncio.Future[Receipt] | None = None,
     ) -> None:
         """Appends what was prepared, whether the buffer has space or not. Raises if the producer has failed since."""
-        lane.append(payload, key, attributes, size, waiter)
+        lane.append(payload, key, attributes, size, waiter, times=times)
         self._buffered_bytes += size
 
     async def room(self, *, timeout: float | None = None) -> None:
@@ -305,6 +355,9 @@ class Producer:
     def buffered_bytes(self) -> int:
         """Without a receipt, as counted against `buffer_bytes`: payloads, keys, attributes, and 64 per message."""
         return self._buffered_bytes
+
+    def _times(self, event_time: datetime | None, deliver_at: datetime | None, deliver_after: float | None) -> Times:
+        return _times_of(event_time, deliver_at, deliver_after, self._brokers.connector.time_ns() // 1000)
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -350,6 +403,27 @@ class Producer:
     def _check_open(self) -> None:
         if not self._is_open:
             raise (ClientClosed if self._was_opened else NeverOpened)(f"the producer of {self.topic}")
+
+
+def _times_of(
+    event_time: datetime | None, deliver_at: datetime | None, deliver_after: float | None, now_us: int
+) -> Times:
+    """As batches have them. A datetime without a time zone is local time, as everywhere in Python."""
+    if deliver_after is not None:
+        if deliver_at is not None:
+            raise ConfigError("deliver_after", deliver_after, "either deliver_at or deliver_after, not both")
+        if not 0 <= deliver_after <= DELIVER_AFTER_MAX:
+            raise ConfigError("deliver_after", deliver_after, f"seconds from 0 to {DELIVER_AFTER_MAX:g}")
+        return _microseconds("event_time", event_time), now_us + round(deliver_after * 1_000_000)
+    return _microseconds("event_time", event_time), _microseconds("deliver_at", deliver_at)
+
+
+def _microseconds(name: str, time: object) -> int | None:
+    if time is None:
+        return None
+    if not isinstance(time, datetime):
+        raise ConfigError(name, time, "a datetime")
+    return (time.astimezone(UTC) - UNIX_EPOCH) // timedelta(microseconds=1)
 
 
 def _as_bytes(payload: object) -> bytes:

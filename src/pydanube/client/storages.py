@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
-from pydanube.client.brokers import Address, Brokers
+from pydanube.client.brokers import Brokers
 from pydanube.client.connection import BrokerConnection
 from pydanube.client.messages import StorageInfo
 from pydanube.core.names import TopicName
@@ -107,7 +107,7 @@ class Storages:
     async def _link(self, url: str) -> BrokerConnection:
         if url:
             try:
-                return await self._brokers.connection(Address.parse(url))
+                return await self._brokers.connection(self._brokers.named(url))
             except Unavailable:  # its topics are somewhere else by now, or will be
                 self._forget(url)
         return await self._brokers.any()

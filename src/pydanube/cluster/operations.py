@@ -136,7 +136,7 @@ class ClusterOperations:
             return MoveRefused(topic, f"topic {topic} is being moved already: {marker.value.stage}")
         if host is None:
             stage = marker.value.stage if marker else "it is not assigned to any broker"
-            return MoveRefused(topic, f"topic {topic} cannot be moved: nobody hosts it just now ({stage})")
+            return MoveRefused(topic, f"topic {topic} cannot be moved: no broker hosts it just now ({stage})")
         if not any(broker != host for broker in view.active()):
             return MoveRefused(
                 topic,

@@ -19,6 +19,7 @@ from pydanube.config import checks
 from pydanube.config.checks import HIDDEN
 from pydanube.config.file import Values, read
 from pydanube.config.flags import Flags as Flags
+from pydanube.config.grpc import GrpcConfig
 from pydanube.config.stream import StreamConfig, StreamLimits
 from pydanube.core.cluster.lifecycle import TTL_SECONDS
 from pydanube.core.commit.sessions import IDLE_HOURS_DEFAULT, SESSIONS_DEFAULT
@@ -33,6 +34,7 @@ from pydanube.errors import ConfigError
 Mode: TypeAlias = Literal["cluster", "standalone"]
 
 HEARTBEAT: Final = Heartbeat()
+GRPC: Final = GrpcConfig()
 STREAM: Final = StreamConfig()
 DATA_DIR: Final = Path("danube-data")
 ANY_HOST: Final = ("0.0.0.0", "[::]")
@@ -144,6 +146,7 @@ class Config:
     storage: StorageConfig = StorageConfig()
     cluster: ClusterConfig = ClusterConfig()
     load_manager: LoadManagerConfig = LoadManagerConfig()
+    grpc: GrpcConfig = GRPC
     stream: StreamConfig = STREAM
     lines: LinesConfig = LinesConfig()
     web_addr: str = WEB_ADDR  # where the web admin of the broker listens; empty: it does not
@@ -183,6 +186,7 @@ def load(flags: Flags) -> Config:
         storage=storage,
         cluster=cluster,
         load_manager=LoadManagerConfig(**_part(values, "load_manager")),
+        grpc=_grpc(values),
         stream=_stream(values),
         lines=LinesConfig(**_part(values, "lines")),
         web_addr=_web_addr(mode, flags, values),
@@ -355,10 +359,24 @@ def _seconds(flag: str, given: float | None, lowest: float, values: Values, key:
 
 def _stream(values: Values) -> StreamConfig:
     files = _part(values, "stream")
-    for name, needed in (("key_file", "cert_file"), ("cert_file", "key_file"), ("ca_file", "cert_file")):
-        if name in files and needed not in files:
-            raise ConfigError(f"stream.tls.{needed}", None, f"stream.tls.{name} needs it")
+    _check_tls("stream.tls", files)
     return StreamConfig(limits=StreamLimits(**_part(values, "stream.limits")), **files)
+
+
+def _grpc(values: Values) -> GrpcConfig:
+    files = _part(values, "grpc")
+    _check_tls("broker.grpc_tls", files)
+    return GrpcConfig(**files)
+
+
+def _check_tls(section: str, files: Mapping[str, object]) -> None:
+    for name, needed in (
+        ("key_file", "cert_file"),
+        ("cert_file", "key_file"),
+        ("ca_file", "cert_file"),
+    ):
+        if name in files and needed not in files:
+            raise ConfigError(f"{section}.{needed}", None, f"{section}.{name} needs it")
 
 
 def _web_addr(mode: Mode, flags: Flags, values: Values) -> str:

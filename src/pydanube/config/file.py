@@ -19,6 +19,7 @@ from typing import Final, TypeVar, cast
 
 from pydanube.config.checks import HIDDEN, shown
 from pydanube.config.settings import SETTINGS
+from pydanube.config.yaml_text import parse_yaml
 from pydanube.errors import ConfigError
 
 T = TypeVar("T")
@@ -71,16 +72,15 @@ REPLACED: Final[Mapping[str, str]] = {
 
 
 def _parse(file: Path) -> object:
-    import yaml  # here: commands that have no file need not wait for it
-
     try:
-        return yaml.safe_load(file.read_text("utf-8")) or {}
+        text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise ConfigError("--config-file", str(file), f"a file that can be read ({why})") from error
-    except yaml.YAMLError as error:
-        why = " ".join(str(error).split())
-        raise ConfigError("--config-file", str(file), f"a file in YAML ({why})") from error
+        raise ConfigError("--config-file", str(file), f"a file that can be read ({why})") from None
+    found = parse_yaml(text, "--config-file", str(file), "a file in YAML") or {}
+    if not isinstance(found, dict):
+        raise ConfigError("--config-file", str(file), "a file in YAML with keys and values")
+    return found
 
 
 def _flatten(value: object, key: str = "") -> Iterator[tuple[str, object]]:
@@ -88,8 +88,6 @@ def _flatten(value: object, key: str = "") -> Iterator[tuple[str, object]]:
     if isinstance(value, dict) and (value or not key):
         for name, below in value.items():
             yield from _flatten(below, f"{key}.{name}" if key else str(name))
-    elif not key:
-        raise ConfigError("--config-file", value, "a file in YAML with keys and values")
     else:
         yield key, None if value == {} else value
 
@@ -108,7 +106,7 @@ def _check(given: Iterator[tuple[str, object]]) -> tuple[Values, list[str]]:
         if replaced is not None:
             warnings.append(f"{written} has no effect: {REPLACED[replaced]}")
         elif key not in SETTINGS:
-            raise ConfigError(written, shown(written, value), _unknown(written))
+            raise ConfigError(written, HIDDEN, _unknown(written))  # it may be a secret's, misspelt
         elif key in values:
             raise ConfigError(written, shown(written, value), f"{key} was given already, under another name")
         else:

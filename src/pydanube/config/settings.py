@@ -29,6 +29,7 @@ from pydanube.config.checks import (
     whole,
 )
 from pydanube.config.stream import FRAME_BYTES_MAX, FRAME_BYTES_MIN
+from pydanube.core.cluster.load import STRATEGIES
 from pydanube.core.commit.sessions import IDLE_HOURS_MIN, SESSIONS_LIMIT
 from pydanube.core.dispatch.consumer_window import UNACKED_MAX_ALLOWED
 from pydanube.core.units import MIB
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 Default: TypeAlias = str | bool | Callable[["Config"], object] | None
 
-STRATEGIES: Final = ("fair", "balanced", "weighted_load")
 LEVELS: Final = ("debug", "info", "warning", "error")
 LINES: Final = ("text", "json")
 AGGRESSIVENESS: Final = ("conservative", "balanced", "aggressive")
@@ -110,6 +110,24 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "How long a stop may take to hand topics over. If it is not given: 30, or 0.05 for each topic if that "
         "is more. Whoever stops the process must wait longer.",
         flag="--shutdown-timeout",
+    ),
+    "broker.grpc_server": Setting(
+        one_of("own", "grpcio"),
+        "Which gRPC server listens at the client port: ours, or that of grpcio, which costs about ten times as much "
+        "CPU; see [the gRPC port](grpc.md).",
+        field="grpc.server",
+    ),
+    "broker.grpc_tls.cert_file": Setting(
+        path, "Certificate chain in PEM. Without it the client port is plain TCP.", field="grpc.cert_file"
+    ),
+    "broker.grpc_tls.key_file": Setting(path, "Its key in PEM, without a password.", field="grpc.key_file"),
+    "broker.grpc_tls.ca_file": Setting(
+        path, "In PEM: clients show a certificate that one of these has signed.", field="grpc.ca_file"
+    ),
+    "broker.grpc_tls.clients": Setting(
+        one_of("required", "optional"),
+        "With `ca_file`: whether a client without a certificate is let in.",
+        field="grpc.clients",
     ),
     # general
     "cluster_name": Setting(

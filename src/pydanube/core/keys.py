@@ -20,6 +20,7 @@
 
     /namespaces/<ns>/policy                                      the seven limits
     /namespaces/<ns>/topics/<ns>/<topic>                         null
+    /namespaces/<ns>/partitioned/<ns>/<topic>                    {partitions}: so many were asked for
 
     /topics/<ns>/<topic>                                         null: the topic exists
     /topics/<ns>/<topic>/delivery                                "Reliable" | "NonReliable"
@@ -244,6 +245,15 @@ def namespace_topics(namespace: NamespaceName) -> Prefix:
 def topic_of_namespace(key: str) -> TopicName | None:
     tail = _tail(key, NAMESPACES, 4)
     return _topic(tail[2:]) if tail and tail[1] == "topics" else None
+
+
+def partitioned(base: TopicName) -> Key:
+    return Key(f"{NAMESPACES}{base.namespace}/partitioned{base}")
+
+
+def base_of_partitioned(key: str) -> TopicName | None:
+    tail = _tail(key, NAMESPACES, 4)
+    return _topic(tail[2:]) if tail and tail[1] == "partitioned" else None
 
 
 # --- topics -------------------------------------------------------------------------------------------

@@ -121,6 +121,9 @@ LIMITS: Final = tuple(UNLIMITED.limits())
 LIMITS_SET: Final = "limits_set"  # next to a namespace's policy: the names of the limits that an operator chose
 
 
+REMOVING: Final = "removing"  # next to a namespace's policy: it goes unless a topic is made in it first
+
+
 def configured(policy: TopicPolicy, stored: Mapping[str, object] | None) -> dict[str, object]:
     """What to store for a namespace that the configuration names.
 

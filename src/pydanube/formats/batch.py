@@ -40,7 +40,9 @@ from pydanube.formats.batch_header import (
 )
 from pydanube.formats.envelope import (
     ATTRIBUTES,
+    COLUMNS_OF,
     ENVELOPE,
+    ENVELOPE_1,
     PAYLOAD,
     PUBLISH_TIME_MAX,
     PUBLISH_TIME_MIN,
@@ -53,7 +55,10 @@ from pydanube.formats.envelope import (
     latest_publish_time,
     logical_crc,
     rows_of,
+    serialized,
     validated,
+    widened,
+    with_times,
 )
 from pydanube.formats.small_batch import BODY_SIZE_MAX, ROWS_MAX, Sizes, SmallBatchLayout
 from pydanube.ports import Buffer
@@ -77,9 +82,11 @@ __all__ = [
     "columns_of",
     "cut",
     "decode",
+    "delivery_times",
     "encode",
     "encode_columns",
     "encode_messages",
+    "in_version_1",
     "load",
     "logical_crc",
     "messages",
@@ -112,20 +119,22 @@ def encode(
     codec: str = "none",
 ) -> Batch:
     """A batch as a producer sends it: everything but what the log writes is filled in."""
-    if rows.schema != ENVELOPE:
+    if rows.schema not in (ENVELOPE_1, ENVELOPE):
         raise InvalidBatch(f"its columns are {rows.schema.names}, not the envelope's {ENVELOPE.names}")
     if rows.num_rows == 0:
         raise InvalidBatch("it has no rows")
     check_nulls(rows)
-    plain = memoryview(rows.serialize())
+    plain, version = serialized(rows)
     crc, latest = logical_crc(rows.column(PAYLOAD)), latest_publish_time(rows)
-    return _produced(plain, rows.num_rows, crc, latest, topic, producer_id, session, first_sequence, codec)
+    return _produced(plain, rows.num_rows, crc, latest, topic, producer_id, session, first_sequence, codec, version)
 
 
 def encode_messages(messages: Sequence[Envelope], *, topic: str) -> Batch:
     """As `encode` of `rows_of`, byte for byte; quickly, if there are few."""
     if _FEW is not None and 0 < len(messages) <= ROWS_MAX:
-        payloads, times, keys, producers, attributes, schemas, versions, requests = zip(*messages, strict=True)
+        payloads, times, keys, producers, attributes, schemas, versions, requests, *more = zip(*messages, strict=True)
+        if any(column.count(None) < len(messages) for column in more):
+            return encode(rows_of(messages), topic=topic)
         absent = schemas.count(None) + versions.count(None)
         if absent in (0, 2 * len(messages)):
             try:
@@ -160,13 +169,18 @@ def encode_columns(
     session: int = 0,
     first_sequence: int = 0,
     codec: str = "none",
+    event_times: Sequence[int | None] | None = None,
+    deliver_at: Sequence[int | None] | None = None,
 ) -> Batch:
-    """As `encode` of `columns_of`, byte for byte; quickly, if there are few rows."""
+    """As `encode` of `columns_of`, byte for byte; quickly, if there are few rows. Times are in microseconds."""
     count = len(payloads)
-    if _FEW is None or not 0 < count <= ROWS_MAX or len(publish_times) != 8 * count:
+    later = event_times is not None or deliver_at is not None
+    if _FEW is None or later or not 0 < count <= ROWS_MAX or len(publish_times) != 8 * count:
         rows = columns_of(
             payloads, publish_times, keys=keys, producer_name=producer_name, attributes=attributes, schema=schema
         )
+        if later:
+            rows = with_times(rows, event_times, deliver_at)
         return encode(
             rows, topic=topic, producer_id=producer_id, session=session, first_sequence=first_sequence, codec=codec
         )
@@ -191,8 +205,9 @@ def _produced(
     session: int,
     first_sequence: int,
     codec: str,
+    version: int = 1,
 ) -> Batch:
-    """A producer's batch with this body."""
+    """A producer's batch with this body, which is of this version of the envelope."""
     size = len(plain)
     if size > UNCOMPRESSED_LENGTH_MAX:
         raise InvalidBatch(f"uncompressed length {size} is over {UNCOMPRESSED_LENGTH_MAX}")
@@ -206,7 +221,7 @@ def _produced(
         Header(
             MAGIC,
             HEADER_VERSION,
-            ENVELOPE_VERSION,
+            version,
             code,
             flags=0,
             base_offset=0,
@@ -236,13 +251,26 @@ def cut(batch: Batch, first: int, end: int) -> Batch:
     if first == header.base_offset and end == header.end_offset:
         return batch
     skipped = first - header.base_offset
-    rows = decode(batch).slice(skipped, end - first)
-    plain = memoryview(rows.serialize())
+    return _rebuilt(batch, decode(batch).slice(skipped, end - first), skipped)
+
+
+def in_version_1(batch: Batch) -> Batch:
+    """For a peer that knows no other: without event times and times of delivery."""
+    if batch.header.envelope == 1 or batch.header.rows == 0:
+        return batch
+    return _rebuilt(batch, decode(batch).select(ENVELOPE_1.names), 0)
+
+
+def _rebuilt(batch: Batch, rows: pa.RecordBatch, skipped: int) -> Batch:
+    """Some rows of a batch, the first `skipped` of which are left out."""
+    header = batch.header
+    plain, version = serialized(rows)
     return finish(
         header._replace(
+            envelope=version,
             codec=0,
-            base_offset=first,
-            rows=end - first,
+            base_offset=header.base_offset + skipped,
+            rows=rows.num_rows,
             body_length=len(plain),
             uncompressed_length=len(plain),
             first_sequence=header.first_sequence + skipped,
@@ -259,9 +287,9 @@ def with_attribute(batch: Batch, name: str, value: str) -> Batch:
     rows = decode(batch)
     attributes = [[*(pair for pair in pairs if pair[0] != name), (name, value)] for pairs in rows.column(4).to_pylist()]
     rows = rows.set_column(ATTRIBUTES, ENVELOPE.field(ATTRIBUTES), pa.array(attributes, rows.column(4).type))
-    plain = memoryview(rows.serialize())
+    plain, version = serialized(rows)
     header = batch.header._replace(
-        codec=0, body_length=len(plain), uncompressed_length=len(plain), body_crc=crc32c(plain)
+        envelope=version, codec=0, body_length=len(plain), uncompressed_length=len(plain), body_crc=crc32c(plain)
     )
     return finish(header, plain)
 
@@ -284,7 +312,7 @@ def parse(buffer: Buffer) -> Batch:
     else:
         if header.codec == CODECS["lz4"]:
             _check_lz4_length(batch)
-        rows = validated(_plain_body(batch))
+        rows = validated(_plain_body(batch), header.envelope)
         if rows.num_rows != header.rows:
             raise InvalidBatch(f"it says {header.rows} rows and has {rows.num_rows}")
         found = logical_crc(rows.column(PAYLOAD))
@@ -308,7 +336,7 @@ def decode(batch: Batch) -> pa.RecordBatch:
     """The rows of a batch that was parsed or loaded, without copying an uncompressed body."""
     if batch.header.rows == 0:
         return pa.RecordBatch.from_pylist([], schema=ENVELOPE)
-    return pa.ipc.read_record_batch(_plain_body(batch), ENVELOPE)
+    return widened(pa.ipc.read_record_batch(_plain_body(batch), COLUMNS_OF[batch.header.envelope]))
 
 
 def messages(batch: Batch) -> list[Envelope]:
@@ -323,8 +351,9 @@ def messages(batch: Batch) -> list[Envelope]:
                 payloads, publish_times, keys, names, pairs, known, requests, strict=True
             )
         ]
-    times, payload, key, producer, attributes, *numbers = decode(batch).columns
-    columns = [each.to_pylist() for each in (payload, times.view(pa.int64()), key, producer, attributes, *numbers)]
+    times, payload, key, producer, attributes, *more = decode(batch).columns
+    numbers = [each.view(pa.int64()) if pa.types.is_timestamp(each.type) else each for each in (times, *more)]
+    columns = [each.to_pylist() for each in (payload, numbers[0], key, producer, attributes, *numbers[1:])]
     columns[4] = [dict(pairs or ()) for pairs in columns[4]]
     return [Envelope._make(row) for row in zip(*columns, strict=True)]
 
@@ -375,9 +404,20 @@ def payloads_of(batch: Batch, pair: tuple[int | None, int | None]) -> list[tuple
     return [(row, payloads[row].as_py()) for row, each in enumerate(pairs) if each == pair]
 
 
+def delivery_times(batch: Batch) -> list[int | None] | None:
+    """Before when each message is not to be delivered, in microseconds; None: that is said of none of them."""
+    if batch.header.envelope == 1 or batch.header.rows == 0:
+        return None
+    column = decode(batch).column("deliver_at")
+    times: list[int | None] = column.view(pa.int64()).to_pylist()
+    return times if column.null_count < len(column) else None
+
+
 def _few(batch: Batch) -> SmallBatchLayout | None:
     """Who may be able to read it more quickly than Arrow."""
     header = batch.header
+    if header.envelope != 1:
+        return None
     return _FEW if header.rows <= ROWS_MAX and header.body_length <= BODY_SIZE_MAX and header.codec == 0 else None
 
 

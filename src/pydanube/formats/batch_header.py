@@ -3,7 +3,7 @@
     position  size  field                 written by
            0     4  magic "DNB1"          producer
            4     1  header version  = 1   producer
-           5     1  envelope version = 1  producer   of the body's columns; newer ones append nullable ones
+           5     1  envelope version      producer   1 or 2, of the body's columns; newer ones append nullable ones
            6     1  codec                 producer   0 none, 1 lz4, 2 zstd: of the whole body
            7     1  flags                 log        1 = session record (no rows): a session begins, or ends
            8     8  base_offset           log        offset of row 0; row r has base_offset + r
@@ -45,7 +45,7 @@ MAGIC: Final = b"DNB1"
 
 HEADER_VERSION: Final = 1
 
-ENVELOPE_VERSION: Final = 1
+ENVELOPE_VERSION: Final = 2  # the newest known; a batch has the lowest that will do
 
 UNCOMPRESSED_LENGTH_MAX: Final = 64 * 1024 * 1024
 
@@ -130,7 +130,7 @@ def topic_hash(topic: str) -> int:
 def session_record(*, topic: str, producer_id: int, session: int) -> Batch:
     """A batch without rows that says: from here on this is the producer's session. It takes no offset."""
     header = Header(
-        MAGIC, HEADER_VERSION, ENVELOPE_VERSION, 0, SESSION_RECORD, 0, 0, 0, 0, 0,
+        MAGIC, HEADER_VERSION, 1, 0, SESSION_RECORD, 0, 0, 0, 0, 0,
         topic_hash(topic), producer_id, session, 0, 0, 0, 0, 0, 0,
     )  # fmt: skip
     return finish(header, b"")
@@ -173,7 +173,7 @@ def parse_header(buffer: Buffer) -> Header:
     if header.version != HEADER_VERSION:
         raise InvalidBatch(f"header version {header.version} is not known here ({HEADER_VERSION} is)")
     if header.envelope > ENVELOPE_VERSION or header.envelope == 0:
-        raise InvalidBatch(f"envelope version {header.envelope} is not known here ({ENVELOPE_VERSION} is)")
+        raise InvalidBatch(f"envelope version {header.envelope} is not known here (1 to {ENVELOPE_VERSION} are)")
     if header.codec not in ARROW_CODEC and header.codec != 0:
         raise InvalidBatch(f"codec {header.codec} is not known here ({dict(CODECS)} are)")
     if header.flags & ~SESSION_RECORD:

@@ -1,5 +1,8 @@
 """The envelope: the columns of a batch's body, one message as values, and what must be true of both.
 
+Version 1 has eight columns, version 2 two more, which may be null: `event_time` and `deliver_at`. A batch in which both
+are null throughout is written as version 1, byte for byte as before. In memory rows always have all ten.
+
 Untrusted bytes are checked here before Arrow acts on them (`validated`).
 """
 
@@ -24,7 +27,7 @@ PUBLISH_TIME_MIN: Final = -62_135_596_800_000_000
 
 PUBLISH_TIME_MAX: Final = 253_402_300_799_999_999
 
-ENVELOPE: Final = pa.schema(
+ENVELOPE_1: Final = pa.schema(
     [
         pa.field("publish_time", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("payload", pa.binary(), nullable=False),
@@ -37,6 +40,16 @@ ENVELOPE: Final = pa.schema(
     ]
 )
 
+# What version 2 appends: when it happened, as the application says, and before when it is not to be delivered.
+TIMES: Final = (
+    pa.field("event_time", pa.timestamp("us", tz="UTC")),
+    pa.field("deliver_at", pa.timestamp("us", tz="UTC")),
+)
+
+ENVELOPE: Final = pa.schema([*ENVELOPE_1, *TIMES])
+
+COLUMNS_OF: Final = {1: ENVELOPE_1, 2: ENVELOPE}  # by the version in the header
+
 PAYLOAD: Final = ENVELOPE.get_field_index("payload")
 
 ATTRIBUTES: Final = ENVELOPE.get_field_index("attributes")
@@ -48,9 +61,9 @@ _NO_TEXTS: Final = pa.nulls(0, pa.string())  # not pa.array, which loads pandas
 _REQUIRED: Final = [i for i, field in enumerate(ENVELOPE) if not field.nullable]
 
 # An Arrow message names its arrays and buffers without their columns; these are the envelope's.
-_ARRAYS: Final = 11  # 8 columns, and in the map its pairs, keys and values
+_ARRAYS: Final = {1: 11, 2: 13}  # the columns, and in the map its pairs, keys and values
 
-_BUFFERS: Final = 26
+_BUFFERS: Final = {1: 26, 2: 30}
 
 _METADATA_V5: Final = 4
 
@@ -72,20 +85,22 @@ class Envelope(NamedTuple):
     schema_id: int | None = None
     schema_version: int | None = None
     request_id: int = 0
+    event_time: int | None = None  # microseconds, as publish_time
+    deliver_at: int | None = None
 
 
 def rows_of(messages: Sequence[Envelope]) -> pa.RecordBatch:
-    """Messages as an Arrow record batch with the envelope's columns."""
+    """Messages as an Arrow record batch with the envelope's columns: those of version 1 if they are enough."""
     if not messages:
         raise InvalidBatch("it has no rows")
     try:
         columns = list(zip(*messages, strict=True))
-        payload, publish_time, key, producer, attributes, schema_id, schema_version, request_id = columns
+        payload, publish_time, key, producer, attributes, schema_id, schema_version, request_id, *times = columns
         if any(attributes):
             pairs = pa.array([list(a.items()) for a in attributes], ENVELOPE.field(ATTRIBUTES).type)
         else:
             pairs = pa.array([()] * len(messages), ENVELOPE.field(ATTRIBUTES).type)
-        return pa.RecordBatch.from_arrays(
+        rows = pa.RecordBatch.from_arrays(
             [
                 pa.array(publish_time, ENVELOPE.field(0).type),
                 pa.array(payload, pa.binary()),
@@ -96,8 +111,9 @@ def rows_of(messages: Sequence[Envelope]) -> pa.RecordBatch:
                 pa.array(schema_version, pa.int32()),
                 pa.array(request_id, pa.int64()),
             ],
-            schema=ENVELOPE,
+            schema=ENVELOPE_1,
         )
+        return rows if all(each is None for column in times for each in column) else with_times(rows, *times)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidBatch(f"a message does not fit the envelope: {error}") from error
 
@@ -138,7 +154,7 @@ def columns_of(
                 *_schemas(schema, count),
                 pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(bytes(8 * count))]),
             ],
-            schema=ENVELOPE,
+            schema=ENVELOPE_1,
         )
     except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidBatch(f"a message does not fit the envelope: {error}") from error
@@ -154,6 +170,36 @@ def _schemas(schema: tuple[int, int] | None, count: int) -> tuple[pa.Array, pa.A
         for (kind, size), number in zip(kinds, schema, strict=True)
     )
     return first, second
+
+
+def with_times(
+    rows: pa.RecordBatch, event_times: Sequence[int | None] | None, deliver_at: Sequence[int | None] | None
+) -> pa.RecordBatch:
+    """Rows of version 1 with the columns of version 2. Raises InvalidBatch."""
+    try:
+        times = [
+            pa.nulls(rows.num_rows, field.type) if column is None else pa.array(column, pa.int64()).view(field.type)
+            for field, column in zip(TIMES, (event_times, deliver_at), strict=True)
+        ]
+        return pa.RecordBatch.from_arrays([*rows.columns, *times], schema=ENVELOPE)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidBatch(f"a message does not fit the envelope: {error}") from error
+
+
+def widened(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """With the columns of all versions."""
+    if rows.num_columns == len(ENVELOPE):
+        return rows
+    nulls = [pa.nulls(rows.num_rows, field.type) for field in TIMES]
+    return pa.RecordBatch.from_arrays([*rows.columns, *nulls], schema=ENVELOPE)
+
+
+def serialized(rows: pa.RecordBatch) -> tuple[memoryview, int]:
+    """The body, and its version: the lowest that has all there is to say."""
+    columns = rows.columns
+    if len(columns) > len(ENVELOPE_1) and all(each.null_count == len(each) for each in columns[len(ENVELOPE_1) :]):
+        rows = pa.RecordBatch.from_arrays(columns[: len(ENVELOPE_1)], schema=ENVELOPE_1)
+    return memoryview(rows.serialize()), 1 if rows.num_columns == len(ENVELOPE_1) else 2
 
 
 @lru_cache(maxsize=1024)
@@ -201,8 +247,8 @@ def _bounds(payload: pa.Array) -> memoryview:
     return memoryview(offsets)[payload.offset * 4 : (payload.offset + len(payload) + 1) * 4].cast("i")
 
 
-def validated(plain: pa.Buffer) -> pa.RecordBatch:
-    """The record batch in `plain`, safe to read."""
+def validated(plain: pa.Buffer, version: int = 1) -> pa.RecordBatch:
+    """The record batch in `plain`, safe to read. `version`: of the envelope, as the header says."""
     try:
         reader = pa.BufferReader(plain)
         message = pa.ipc.read_message(reader)
@@ -210,8 +256,8 @@ def validated(plain: pa.Buffer) -> pa.RecordBatch:
             raise InvalidBatch(f"{plain.size - reader.tell()} bytes follow the Arrow message in its body")
         if message.type != "record batch":
             raise InvalidBatch(f"its body is an Arrow {message.type}, not a record batch")
-        _check_message(memoryview(message.metadata))
-        rows = pa.ipc.read_record_batch(message, ENVELOPE)
+        _check_message(memoryview(message.metadata), version)
+        rows = pa.ipc.read_record_batch(message, COLUMNS_OF[version])
         rows.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, struct.error) as error:
         raise InvalidBatch(f"its body is not a record batch of the envelope: {error}") from error
@@ -220,6 +266,11 @@ def validated(plain: pa.Buffer) -> pa.RecordBatch:
 
 
 def check_nulls(rows: pa.RecordBatch) -> None:
+    """Raises InvalidBatch for a null that may not be, and for a time, if there is one, that is no date."""
+    for field, column in zip(TIMES, rows.columns[len(ENVELOPE_1) :], strict=False):
+        if column.null_count < len(column):
+            bounds = pc.min_max(column.view(pa.int64()))
+            check_times(bounds["min"].as_py(), bounds["max"].as_py(), field.name)
     for i in _REQUIRED:
         if rows.column(i).null_count:
             raise InvalidBatch(f"column {ENVELOPE.names[i]} has a null")
@@ -228,7 +279,7 @@ def check_nulls(rows: pa.RecordBatch) -> None:
         raise InvalidBatch("column attributes has a null inside")
 
 
-def _check_message(metadata: memoryview) -> None:
+def _check_message(metadata: memoryview, version_wanted: int) -> None:
     """Looks at what the flatbuffer `Message` says and Arrow does not show before it has acted on it.
 
     Arrow has verified that the flatbuffer is one.
@@ -247,10 +298,11 @@ def _check_message(metadata: memoryview) -> None:
         raise InvalidBatch("its Arrow buffers are compressed one by one; compress the whole body instead")
     arrays = _vector_length(metadata, record_batch, 1)
     buffers = _vector_length(metadata, record_batch, 2)
-    if (arrays, buffers) != (_ARRAYS, _BUFFERS):
+    wanted = _ARRAYS[version_wanted], _BUFFERS[version_wanted]
+    if (arrays, buffers) != wanted:
         raise InvalidBatch(
             f"its columns are not the envelope's: it has {arrays} arrays and {buffers} buffers, "
-            f"not {_ARRAYS} and {_BUFFERS}"
+            f"not {wanted[0]} and {wanted[1]}"
         )
 
 
@@ -285,8 +337,8 @@ def latest_publish_time(rows: pa.RecordBatch) -> int:
     return check_times(bounds["min"].as_py(), bounds["max"].as_py())
 
 
-def check_times(earliest: int, latest: int) -> int:
+def check_times(earliest: int, latest: int, what: str = "publish time") -> int:
     if earliest < PUBLISH_TIME_MIN or latest > PUBLISH_TIME_MAX:
         wrong = earliest if earliest < PUBLISH_TIME_MIN else latest
-        raise InvalidBatch(f"publish time {wrong} is not in the years 1 to 9999")
+        raise InvalidBatch(f"{what} {wrong} is not in the years 1 to 9999")
     return latest

@@ -101,6 +101,15 @@ def erase_raw(data: Buffer, keys: Collection[str], when: str) -> tuple[Erased, S
 def check_erasure(old: Buffer, old_crc: int, new: Buffer, new_crc: int) -> int:
     """How many rows of the new object are erased ones. Raises InvalidObject if a row differs in any other way."""
     before, after = open_object(old, old_crc), open_object(new, new_crc)
+    check_footers(before, after)
+    return sum(
+        check_group(before, after, number, _bytes_of(old, before, number), _bytes_of(new, after, number))
+        for number in range(len(before.row_groups))
+    )
+
+
+def check_footers(before: Footer, after: Footer) -> None:
+    """Raises InvalidObject unless both describe the same rows of the same topic; what is in them is not looked at."""
     cuts = [[(group.first_offset, group.rows) for group in footer.row_groups] for footer in (before, after)]
     if cuts[0] != cuts[1] or before.topic != after.topic:
         raise InvalidObject("the erased object", "its row groups are not those of the object that it replaces")
@@ -109,11 +118,13 @@ def check_erasure(old: Buffer, old_crc: int, new: Buffer, new_crc: int) -> int:
         raise InvalidObject("the erased object", "it names other epochs or times than the object that it replaces")
     if sorted(before.producers) != sorted(after.producers):
         raise InvalidObject("the erased object", "it names other producers than the object that it replaces")
-    count = 0
-    tables = zip(_groups(old, before, COLUMNS.names), _groups(new, after, COLUMNS.names), strict=True)
-    for (first, rows), (was, now) in zip(cuts[0], tables, strict=True):
-        count += _compared(was, now, _KEPT, f"offsets {first} to {first + rows - 1}")
-    return count
+
+
+def check_group(before: Footer, after: Footer, number: int, old: Buffer, new: Buffer) -> int:
+    """As `check_erasure`, of one row group: `old` and `new` are its bytes."""
+    group = before.row_groups[number]
+    was, now = (read_table(footer, number, data, COLUMNS.names) for footer, data in ((before, old), (after, new)))
+    return _compared(was, now, _KEPT, f"offsets {group.first_offset} to {group.end_offset - 1}")
 
 
 def check_raw_erasure(old: Buffer, new: Buffer) -> int:
@@ -139,8 +150,13 @@ def check_raw_erasure(old: Buffer, new: Buffer) -> int:
 
 
 def _groups(data: Buffer, footer: Footer, names: Sequence[str]) -> Iterator[pa.Table]:
-    for number, group in enumerate(footer.row_groups):
-        yield read_table(footer, number, memoryview(data)[group.position : group.position + group.length], names)
+    for number in range(len(footer.row_groups)):
+        yield read_table(footer, number, _bytes_of(data, footer, number), names)
+
+
+def _bytes_of(data: Buffer, footer: Footer, number: int) -> Buffer:
+    group = footer.row_groups[number]
+    return memoryview(data)[group.position : group.position + group.length]
 
 
 def _mask(routing_key: pa.Array | pa.ChunkedArray, keys: Collection[str]) -> pa.Array:

@@ -2,6 +2,7 @@
 
     columns     offset · the envelope (publish_time … request_id) · producer_id · sequence · epoch · append_time
                 with field ids 1 to 13 in this order, 15 and 16 for key and value of attributes; older objects: none
+                event_time · deliver_at with field ids 18 and 19; objects of earlier versions do not have these columns
     row groups  about 6 MiB, in order of offset; one never needs more memory than that
     footer      danube.topic, danube.first_offset, danube.end_offset (behind the last), danube.epoch, danube.rows
                 danube.batches      base64(zstd(records)): how the log stored it, with each batch's logical checksum
@@ -34,7 +35,8 @@ from crc32c import crc32c
 
 from pydanube.core.units import MIB
 from pydanube.errors import InvalidBatch, InvalidObject
-from pydanube.formats.batch import ENVELOPE, PUBLISH_TIME_MIN, Batch, load
+from pydanube.formats.batch import PUBLISH_TIME_MIN, Batch, load
+from pydanube.formats.envelope import ENVELOPE_1, TIMES
 from pydanube.ports import Buffer
 
 ROW_BYTES: Final = 64  # what a row takes in memory and hardly in a file: offsets, times, numbers
@@ -60,16 +62,30 @@ def _with_id(field: pa.Field, number: int) -> pa.Field:
     return field.with_metadata({b"PARQUET:field_id": str(number).encode()})
 
 
-COLUMNS: Final = _with_ids(
+FIRST_COLUMNS: Final = _with_ids(
     [
         pa.field("offset", pa.int64(), nullable=False),
-        *ENVELOPE,
+        *ENVELOPE_1,
         pa.field("producer_id", pa.int64(), nullable=False),  # 0: sent without deduplication
         pa.field("sequence", pa.int64()),
         pa.field("epoch", pa.int64(), nullable=False),
         pa.field("append_time", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
+
+# Columns that came later. Tables give 17 to the partition.
+LATER_COLUMNS: Final = tuple(_with_id(field, number) for number, field in enumerate(TIMES, start=18))
+
+COLUMNS: Final = pa.schema([*FIRST_COLUMNS, *LATER_COLUMNS])
+
+
+def completed(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """These columns, in this order; null in what the version did not have that wrote them."""
+    for field in LATER_COLUMNS:
+        if field.name in names and field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(list(names))
+
 
 BATCH_RECORD: Final = struct.Struct(
     "<QIIQQQQq"

@@ -23,6 +23,7 @@ from pydanube.formats.parquet import (
     Footer,
     RowGroup,
     StoredBatch,
+    completed,
     footer_length,
     from_text,
     rows_by_size,
@@ -65,13 +66,19 @@ def open_object(data: Buffer, crc: int = 0) -> Footer:
 def check_bytes(data: Buffer, crc: int) -> None:
     """Raises InvalidObject unless the footer and every row group have the checksums that they must have."""
     footer = open_object(data, crc)
-    for group in footer.row_groups:
-        found = crc32c(memoryview(data)[group.position : group.position + group.length])
-        if found != group.crc:
-            raise InvalidObject(
-                f"offsets {group.first_offset} to {group.end_offset - 1}",
-                f"checksum is {found:#010x}, the footer says {group.crc:#010x}",
-            )
+    for number, group in enumerate(footer.row_groups):
+        check_group_bytes(footer, number, memoryview(data)[group.position : group.position + group.length])
+
+
+def check_group_bytes(footer: Footer, number: int, data: Buffer) -> None:
+    """Raises InvalidObject unless these bytes of a row group have the checksum that they must have."""
+    group = footer.row_groups[number]
+    found = crc32c(data)
+    if found != group.crc:
+        raise InvalidObject(
+            f"offsets {group.first_offset} to {group.end_offset - 1}",
+            f"checksum is {found:#010x}, the footer says {group.crc:#010x}",
+        )
 
 
 def _footer(metadata: pq.FileMetaData) -> Footer:
@@ -125,7 +132,8 @@ def read_row_group(footer: Footer, number: int, data: Buffer) -> list[Batch]:
         )
         first = group.first_offset
         for part in parts:
-            batches += _rebuilt(footer, first, part.select(ENVELOPE.names))
+            table = completed(pa.Table.from_batches([part]), ENVELOPE.names).cast(ENVELOPE)
+            batches += _rebuilt(footer, first, table.combine_chunks().to_batches()[0])
             first += part.num_rows
     except (pa.ArrowException, OSError, ValueError, LookupError, InvalidBatch) as error:
         raise InvalidObject(where, str(error)) from error
@@ -169,7 +177,7 @@ def table_of_group(file: pq.ParquetFile, footer: Footer, number: int, names: Seq
     """As `read_table`, of an open file. Raises ValueError or what Arrow raises."""
     if "payload" in names:
         return _read_row_group(file, footer, number, names)
-    table = file.read_row_group(number, columns=list(names), use_threads=False).select(list(names)).combine_chunks()
+    table = completed(file.read_row_group(number, columns=list(names), use_threads=False), names).combine_chunks()
     if table.num_rows != footer.row_groups[number].rows:
         raise ValueError(f"it has {table.num_rows} rows, the footer says {footer.row_groups[number].rows}")
     return table
@@ -178,7 +186,7 @@ def table_of_group(file: pq.ParquetFile, footer: Footer, number: int, names: Seq
 def _read_row_group(file: pq.ParquetFile, footer: Footer, number: int, names: Sequence[str]) -> pa.Table:
     """One row group as one chunk, its payloads compared with their checksum."""
     group = footer.row_groups[number]
-    table = file.read_row_group(number, columns=list(names), use_threads=False).select(list(names)).combine_chunks()
+    table = completed(file.read_row_group(number, columns=list(names), use_threads=False), names).combine_chunks()
     if table.num_rows != group.rows:
         raise ValueError(f"it has {table.num_rows} rows, the footer says {group.rows}")
     found = logical_crc(table.column("payload").chunk(0))

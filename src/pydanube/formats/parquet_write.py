@@ -15,9 +15,11 @@ from crc32c import crc32c
 from pydanube.core.units import MIB
 from pydanube.errors import InvalidBatch, InvalidObject
 from pydanube.formats.batch import ENVELOPE, Batch, decode, logical_crc
+from pydanube.formats.envelope import ENVELOPE_1
 from pydanube.formats.parquet import (
     BATCH_RECORD,
     COLUMNS,
+    FIRST_COLUMNS,
     GROUP_RECORD,
     I64_MAX,
     Encoded,
@@ -134,11 +136,12 @@ def _table(pieces: Sequence[_Piece]) -> pa.Table:
     ]
     columns = [
         offset,
-        *envelope.columns,
+        *envelope.columns[: len(ENVELOPE_1)],
         _spread(ends, pa.array([_signed(header.producer_id) for header in headers], pa.int64())),
         pc.add(offset, _spread(ends, pa.array(shifts, pa.int64()))),
         _spread(ends, pa.array([header.epoch for header in headers], pa.int64())),
         _spread(ends, pa.array([header.append_time for header in headers], COLUMNS.field("append_time").type)),
+        *envelope.columns[len(ENVELOPE_1) :],
     ]
     return pa.table(columns, schema=COLUMNS)
 
@@ -178,11 +181,12 @@ def _regrouped(
         for number, group in enumerate(footer.row_groups):
             part = memoryview(data)[group.position : group.position + group.length]
             table = read_table(footer, number, part, COLUMNS.names)
-            if waiting and (size + table.nbytes > ROW_GROUP_BYTES or rows + table.num_rows > ROW_GROUP_ROWS):
+            nbytes = table.select(FIRST_COLUMNS.names).nbytes  # others are mostly null
+            if waiting and (size + nbytes > ROW_GROUP_BYTES or rows + table.num_rows > ROW_GROUP_ROWS):
                 yield _joined(waiting, runs, stored)
                 waiting, size, rows = [], 0, 0
             waiting.append(table)
-            size += table.nbytes
+            size += nbytes
             rows += table.num_rows
     if waiting:
         yield _joined(waiting, runs, stored)

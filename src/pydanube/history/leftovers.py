@@ -23,8 +23,10 @@ from pydanube.errors import DiskFull, LogDamaged, OffsetOutOfRange
 from pydanube.log.layout import (
     CHECKPOINT,
     DAMAGE_SUFFIX,
+    JOURNALS,
     QUARANTINE_SUFFIX,
     SEGMENT_SUFFIX,
+    TORN_SUFFIX,
     Checkpoint,
     epoch_directory,
     replace_file,
@@ -122,6 +124,19 @@ async def _is_readable(closed: ClosedLog, gaps: Sequence[tuple[int, int]]) -> bo
 async def is_damaged(disk: Disk, directory: str) -> bool:
     """Whether something in it was found damaged, and is kept for a person."""
     return any(entry.name.endswith((DAMAGE_SUFFIX, QUARANTINE_SUFFIX)) for entry in await disk.list(directory))
+
+
+async def files_set_aside(disk: Disk, name: TopicName) -> list[str]:
+    """What is kept for a person, with messages of the topic: damaged segments, ends that were torn off, and journals
+    that were damaged, of all topics. Journals and segments under such names are never read again.
+    """
+    found = []
+    for epoch in await epochs_on(disk, name):
+        directory = epoch_directory(name, epoch)
+        kept = (f"{SEGMENT_SUFFIX}{TORN_SUFFIX}", f"{SEGMENT_SUFFIX}{QUARANTINE_SUFFIX}")
+        found += [f"{directory}/{each.name}" for each in await disk.list(directory) if each.name.endswith(kept)]
+    journals = [each.name for each in await disk.list(JOURNALS)]
+    return found + [f"{JOURNALS}/{each}" for each in journals if each.endswith(DAMAGE_SUFFIX)]
 
 
 async def _set_aside(disk: Disk, epoch: RecoveredEpoch) -> None:

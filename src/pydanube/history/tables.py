@@ -1,4 +1,4 @@
-"""Topics as Iceberg tables: derived when somebody asks, from what the metadata store says at that moment.
+"""Topics as Iceberg tables: derived on request, from what the metadata store says at that moment.
 
     load    read the topic's state ─► derive manifests, list and metadata ─► put what is not there ─► answer
     sweep   list the folder ─► what no load has needed for the window goes
@@ -7,7 +7,7 @@ Nothing is committed: the descriptor is the only commit, and what is put is name
 
     what happens                                      files                       what follows
     ────────────────────────────────────────────────  ──────────────────────────  ────────────────────────────────────
-    the process ends between two puts                 some that nobody names      the next load finds them there, or a
+    the process ends between two puts                 some that no table names      the next load finds them there, or a
                                                                                   sweep removes them
     two brokers derive the same change                same names, same bytes      the second is told "exists"
     two brokers derive different changes              both whole                  both tables are right; ids differ
@@ -128,7 +128,7 @@ class Tables:
         async with known.working:
             identity = (_created(states), snapshot_id([each.history for each in states]))
             if identity < known.identity:
-                states = await read_table(self._metadata, name) or states  # it was read before somebody else's turn
+                states = await read_table(self._metadata, name) or states  # it was read before another reader's turn
                 identity = (_created(states), snapshot_id([each.history for each in states]))
             if known.derived is None or identity != known.identity or self._has_aged(known):
                 known.derived = await self._derive(name, states, known)

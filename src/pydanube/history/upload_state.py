@@ -113,7 +113,7 @@ class UploadState:
         return now - self.retained_at >= config.retention_check_seconds
 
     def sweep_is_due(self, now: float, config: TierConfig) -> bool:
-        return now - self.swept_at >= (config.sweep_seconds / 6 if self.tier.garbage else config.sweep_seconds)
+        return now - self.swept_at >= (config.garbage_sweep_seconds if self.tier.garbage else config.sweep_seconds)
 
     # --- what failed --------------------------------------------------------------------------------------
 

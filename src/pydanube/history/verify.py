@@ -30,14 +30,13 @@ from pydanube.core.names import TopicName
 from pydanube.core.units import MIB
 from pydanube.errors import InvalidObject, ObjectDamaged
 from pydanube.formats.batch import logical_crc
-from pydanube.formats.parquet import COLUMNS, Footer, RowGroup, StoredBatch, footer_length, read_raw, summary
+from pydanube.formats.parquet import COLUMNS, MAGIC, Footer, RowGroup, StoredBatch, footer_length, read_raw, summary
 from pydanube.formats.parquet_read import FOOTER_GUESS_BYTES, parse_footer, read_table
 from pydanube.history.snapshots import is_snapshot
 from pydanube.history.tier_state import TierState, read_manifest, read_state, topic_prefix
 from pydanube.ports import Buffer, MetadataStore, ObjectInfo, ObjectStore, Work
 
 VERIFY_READ_BYTES: Final = 8 * MIB
-MAGIC: Final = b"PAR1"
 _HASH: Final = re.compile(r'"?[0-9a-f]{32}"?')
 
 

@@ -25,7 +25,7 @@ class _Cached(NamedTuple):
     end: int  # position behind its group
 
 
-class Tail:
+class LogTail:
     """One topic's part of the cache: contiguous up to the head."""
 
     __slots__ = ("batches", "dropped", "start")
@@ -62,13 +62,13 @@ class TailCache:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._order: deque[tuple[Tail, int]] = deque()
+        self._order: deque[tuple[LogTail, int]] = deque()
         self.size_bytes = 0
 
-    def new_tail(self) -> Tail:
-        return Tail()
+    def new_tail(self) -> LogTail:
+        return LogTail()
 
-    def add(self, tail: Tail, batch: Batch, segment: SegmentFile) -> None:
+    def add(self, tail: LogTail, batch: Batch, segment: SegmentFile) -> None:
         """The batch was committed to `segment`, whose end is already behind it."""
         size = batch.header.size_bytes + _OVERHEAD_BYTES
         tail.batches.append(_Cached(batch.header.base_offset, batch, segment, segment.end))
@@ -84,7 +84,7 @@ class TailCache:
             self._order.popleft()
             self.size_bytes -= size
 
-    def without(self, tail: Tail, before: int) -> Tail:
+    def without(self, tail: LogTail, before: int) -> LogTail:
         """What the tail has from `before` on, as a tail of its own; the rest is not in memory any more."""
         kept = self.new_tail()
         rest = [cached for cached in tail.batches[tail.start :] if cached.base_offset >= before]
@@ -96,14 +96,14 @@ class TailCache:
             self.size_bytes += size
         return kept
 
-    def drop(self, tail: Tail) -> None:
+    def drop(self, tail: LogTail) -> None:
         """The topic is closed. Its entries in the order of age go when their turn comes."""
         tail.dropped = True
         tail.batches = []
         tail.start = 0
 
 
-def _drop_first(tail: Tail) -> None:
+def _drop_first(tail: LogTail) -> None:
     # The slot is overwritten so that the batch is freed now, not when the list is compacted.
     tail.batches[tail.start] = tail.batches[tail.start]._replace(batch=_NOTHING)
     tail.start += 1

@@ -11,7 +11,7 @@ from typing import Final
 from pydanube.core.history.tiers import LogRun
 from pydanube.errors import LogDamaged, OffsetOutOfRange
 from pydanube.formats.batch import Batch
-from pydanube.log.cache import Tail
+from pydanube.log.cache import LogTail
 from pydanube.log.catalog import SegmentFile, runs_of, segment_holding
 from pydanube.log.reader import LogReader, first_row_since
 from pydanube.log.recovered import Recovered
@@ -31,7 +31,7 @@ class LogReading:
     closed: bool
     max_publish_time: int
     segments: list[SegmentFile]
-    tail: Tail
+    tail: LogTail
     disk: Disk
     recovered: Recovered
     metrics: WalMetrics

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pydanube.errors import InvalidBatch, LogClosed, LogDamaged
 from pydanube.formats.batch import HEADER_SIZE, Batch, decode, load, parse_header
 from pydanube.formats.segment import GROUP_HEADER_SIZE, decode_group_header, pad
-from pydanube.log.cache import Tail
+from pydanube.log.cache import LogTail
 from pydanube.log.catalog import SegmentFile
 from pydanube.log.searching import GroupSearch
 from pydanube.ports import Disk
@@ -33,7 +33,7 @@ class Readable(Protocol):
     topic_hash: int
     head: int
     disk: Disk
-    tail: Tail
+    tail: LogTail
     closed: bool  # the next open may remove files that this one knows
 
     def segment_for(self, offset: int) -> SegmentFile: ...

@@ -232,7 +232,7 @@ class _EpochRecovery:
     def _contradict(self, starts: Sequence[SegmentFile]) -> None:
         """Two or more that hold something and cannot both be the log: none of them is read, and each is named."""
         for start, other in zip(starts, [*starts[1:], starts[0]], strict=True):
-            why = f"it and {other.path} both begin here, and nobody can say which of them is the log"
+            why = f"it and {other.path} both begin here, and nothing says which of them is the log"
             self._result.damage.append(Damage(start.path, 0, start.first_offset, None, why))
 
     async def _holds(self, start: SegmentFile, after: Mapping[int, SegmentFile]) -> bool:

@@ -1,4 +1,4 @@
-"""One run of a declared pipeline: `python -m pydanube.pipeline.child`, started by a supervisor and by nobody else.
+"""One run of a declared pipeline: `python -m pydanube.pipeline.child`, started by a supervisor alone.
 
     stdin    {"job", "settings", "master", "remote", "until"}, then {"until"} again and again, until the supervisor ends
     stdout   {"progress", "fresh_us", …} as it runs, and last {"report": {…}} or {"error": …, "refused": true | false}

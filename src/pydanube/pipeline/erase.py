@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import randbelow
-from time import time
+from time import sleep, time
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from pydanube.client.messages import LogFlushed
 from pydanube.core.history.tiers import PARQUET, RAW, Descriptor, object_name
-from pydanube.errors import ConfigError, Conflict, DanubeError, InvalidObject, TopicUnknown
+from pydanube.errors import ConfigError, Conflict, DanubeError, InvalidObject, TopicUnknown, Unavailable
 from pydanube.formats.erasure import Erased, check_erasure, check_raw_erasure, erase_object, erase_raw, rows_with_keys
 from pydanube.pipeline.report import JobReport, QueryWatch
 from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings
@@ -38,11 +38,14 @@ from pydanube.spark.reach import Reach
 KNOWN: Final = (*CONNECTION, *TOPICS, "key", "keys_file")
 ROUNDS_MAX: Final = 10  # a busy owner merges, and a topic may move: then descriptors are read anew
 FLUSH_SECONDS: Final = 600.0
+PAUSE_SECONDS_MAX: Final = 10.0  # between rounds: a store that is away comes back
 NOT_REACHED: Final = (
     "older versions of objects, if the bucket keeps versions",
     "tables, files and topics that were made of these messages (lake, replay), and what consumers have received",
-    "blocks of segments and of the commit journal on brokers' disks, until they are used again; segments that were set "
-    "aside as damaged, and files that brokers which had the topic before have not removed yet",
+    "objects that were replaced, until their owner removes them: readers may be at them. That takes "
+    "old_objects_gone_in_seconds at most, and as long anew from each move or restart in between",
+    "blocks of segments and of the commit journal on brokers' disks, until they are used again; files that brokers "
+    "which had the topic before have not removed yet, or have set aside as damaged",
 )
 
 
@@ -54,6 +57,7 @@ class Finding(NamedTuple):
     made: Descriptor | None  # None: no row of it has one of the keys
     rows: int
     problem: str | None
+    again: str | None = None  # why it was not read to its end, if another round may: it was swept, or the store is away
 
 
 def keys_of(settings: JobSettings, given: object) -> list[str]:
@@ -101,12 +105,16 @@ def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobRe
             # heads of then.
             level = _flush(reach, names, flushed, wanted, report, watch)
             todo = {topic: log.head for topic, log in level.items()}
+            why: dict[str, str] = {}
             for number in range(ROUNDS_MAX):
-                todo = _round(spark, reach, connection, todo, keys, report, erased, watch, is_first=number == 0)
+                why = _round(spark, reach, connection, todo, keys, report, erased, watch, is_first=number == 0)
+                todo = {topic: todo[topic] for topic in why}
                 if not todo:
                     break
+                if number:
+                    sleep(min(2.0 ** (number - 1), PAUSE_SECONDS_MAX))
             report.problems += [
-                f"{topic}: objects changed in every one of {ROUNDS_MAX} rounds; run the job again"
+                f"{topic}: {why[topic]}, in the last of {ROUNDS_MAX} rounds; run the job again"
                 for topic in sorted(todo)
             ]
             flushed |= level
@@ -142,6 +150,11 @@ def _flush(
                 continue
             watch.says(f"emptying the log of {topic} into objects")
             flushed[topic] = log = reach.call(_flush_log(reach, topic))
+            if log.set_aside:
+                report.problems.append(
+                    f"{topic}: its broker has files set aside that may hold the key, and that nothing reads again: "
+                    f"{', '.join(log.set_aside)}; look at them, remove them and run the job again"
+                )
             if log.first_on_disk < log.head:
                 report.problems.append(
                     f"{topic}: offsets {log.first_on_disk} to {log.head - 1} are still on the disk of its broker; "
@@ -165,8 +178,8 @@ def _round(
     watch: QueryWatch,
     *,
     is_first: bool,
-) -> dict[str, int]:
-    """Erases in all objects that there are now. Returns the topics that must be looked at again, with their heads."""
+) -> dict[str, str]:
+    """Erases in all objects that there are now. Returns the topics that must be looked at again, and why."""
     work: list[tuple[str, str, Descriptor]] = []
     for topic, head in todo.items():
         [state] = reach.states([topic])
@@ -186,15 +199,17 @@ def _round(
                 if first < head
             ]
         work += [(topic, state.storage_url or "", each) for each in state.objects if each.start_offset < head]
-    again: dict[str, int] = {}
+    again: dict[str, str] = {}
     for done, found in enumerate(_erased(spark, connection, work, keys), 1):
         watch.says("erasing", done, len(work))
         if found.problem is not None:
             problem = f"{found.topic}: {found.object_id}: {found.problem}"
             if problem not in report.problems:
                 report.problems.append(problem)
+        if found.again is not None:
+            again[found.topic] = f"{found.object_id}: {found.again}"
         if found.made is not None and not _swap(reach, found, work, report, erased):
-            again[found.topic] = todo[found.topic]
+            again[found.topic] = "its objects were changed by others"
     return again
 
 
@@ -320,17 +335,20 @@ def _erased(
                     topic, url, described = chosen[number]
                     try:
                         found = reach.call(erase_in(reach, topic, url, described, wanted, when))
-                    except (FileNotFoundError, InvalidObject) as error:
+                    except (FileNotFoundError, Unavailable) as error:  # merged and swept since; or the store is away
+                        why = "it is not in the store" if isinstance(error, FileNotFoundError) else str(error)
+                        found = Finding(topic, described.object_id, None, 0, None, why)
+                    except InvalidObject as error:
                         found = Finding(topic, described.object_id, None, 0, str(error))
                     made = found.made.to_bytes().decode() if found.made is not None else None
                     yield pa.RecordBatch.from_pylist([{**found._asdict(), "made": made}], schema=_ROWS)
 
     frame = spark.range(0, len(chosen), 1, min(len(chosen), 64)).mapInArrow(
-        erase, "topic string, object_id string, made string, rows long, problem string"
+        erase, "topic string, object_id string, made string, rows long, problem string, again string"
     )
     for row in frame.toLocalIterator():
         made = Descriptor.from_json(json.loads(row["made"])) if row["made"] else None
-        yield Finding(row["topic"], row["object_id"], made, row["rows"], row["problem"])
+        yield Finding(row["topic"], row["object_id"], made, row["rows"], row["problem"], row["again"])
 
 
 _ROWS: Final = pa.schema(
@@ -340,5 +358,6 @@ _ROWS: Final = pa.schema(
         ("made", pa.string()),
         ("rows", pa.int64()),
         ("problem", pa.string()),
+        ("again", pa.string()),
     ]
 )

@@ -25,12 +25,21 @@ from secrets import token_hex
 from time import time
 from typing import Any, Final, NamedTuple, Protocol
 
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from pydanube.errors import ConfigError
+from pydanube.pipeline.partitions import (
+    BY_DATE,
+    DIRECTORY,
+    TableLayout,
+    from_directory,
+    with_directory,
+    with_divisions,
+)
 from pydanube.pipeline.settings import local_path, scheme_of
 from pydanube.pipeline.table_files import files_in
 from pydanube.pipeline.tables import (
@@ -40,6 +49,7 @@ from pydanube.pipeline.tables import (
     Check,
     OlderCheckpoint,
     TableDamaged,
+    check_partitions,
     check_query,
     does_not_fit,
 )
@@ -93,12 +103,14 @@ class IcebergTable:
         *,
         job: str,
         rows_per_file: int = ROWS_PER_FILE,
+        layout: TableLayout = BY_DATE,
     ) -> None:
         self._spark = spark
         self._catalog = catalog
         self._identifier = identifier
         self._job = job
         self._rows_per_file = rows_per_file
+        self._layout = layout
         self._table: Any = None
         self._files: DataFiles = LocalData(spark)
         self.path = ""
@@ -111,6 +123,7 @@ class IcebergTable:
         except NoSuchTableError:
             self._table = self._created(schema)
         else:
+            self._check_partitions()
             with self._table.update_schema() as change:
                 for field in schema.fields:
                     try:
@@ -133,14 +146,40 @@ class IcebergTable:
         with suppress(NamespaceAlreadyExistsError):
             self._catalog.create_namespace(self._identifier.rpartition(".")[0])
         try:
-            table = self._catalog.create_table(self._identifier, schema=_arrow(schema), properties=MAINTENANCE)
+            properties = {**MAINTENANCE, **self.first_properties()}
+            table = self._catalog.create_table(self._identifier, schema=_arrow(schema), properties=properties)
         except (ValueError, OSError) as error:  # no FileIO for the warehouse's scheme, or one that it does not let in
             warehouse = self._catalog.properties.get("warehouse")
             why = str(error).partition("\n")[0]
             raise ConfigError("catalog.warehouse", warehouse, f"a place that PyIceberg can write to: {why}") from error
         with table.update_spec() as change:
-            change.add_identity("date")
+            self.partitioned(change)
+        if self._layout.sort:
+            from pyiceberg.table.sorting import NullOrder
+            from pyiceberg.transforms import IdentityTransform
+
+            with table.update_sort_order() as change:
+                for name in self._layout.sort:
+                    change.asc(name, IdentityTransform(), NullOrder.NULLS_FIRST)  # as Spark sorts
         return table
+
+    def _check_partitions(self) -> None:
+        schema, fields = self._table.schema(), self._table.spec().fields
+        there = [(str(field.transform), schema.find_column_name(field.source_id)) for field in fields]
+        if there != [(each.iceberg, each.column) for each in self._layout.divisions]:
+            shown = ", ".join(str(name) if how == "identity" else f"{how}({name})" for how, name in there)
+            check_partitions(self._identifier, shown or "nothing", self._layout)
+
+    def partitioned(self, change: Any) -> None:
+        """Says how a new table is divided."""
+        from pyiceberg.transforms import parse_transform
+
+        for each in self._layout.divisions:
+            change.add_field(each.column, parse_transform(each.iceberg), each.name)
+
+    def first_properties(self) -> dict[str, str]:
+        """Of a new table."""
+        return {}
 
     def claim(self, query: str, batch: int) -> None:
         self._table.refresh()
@@ -157,7 +196,7 @@ class IcebergTable:
             check(known.rows)
             return known.rows
         place = f"{self._place(batch)}/{token_hex(8)}"
-        files = self._files.write(rows, place, self._rows_per_file)
+        files = self._files.write(rows, place, self._rows_per_file, self._layout)
         stored = sum(file.rows for file in files)
         check(stored)
         return self._commit(BatchProgress(batch, stored, place), [file.path for file in files]) if stored else 0
@@ -169,9 +208,9 @@ class IcebergTable:
         for attempt in range(COMMITS_MAX):
             expired = self._expired()
             try:
-                with _transaction(self._table) as change:
+                with transaction(self._table) as change:
                     # No other attempt ever had such a path, so no other file needs to be looked at.
-                    change.add_files(files, progress.summary(self._job), check_duplicate_files=False)
+                    change.append_files(self._data_files(files), progress.summary(self._job))
                     change.set_properties({PROGRESS: progress.to_json()})
                     if expired:
                         change.expire([each.snapshot_id for each in expired])
@@ -188,6 +227,40 @@ class IcebergTable:
                 self._forget(expired)
                 break
         return progress.rows
+
+    def _data_files(self, paths: list[str]) -> list[Any]:
+        """What the table is told of files: counts and bounds of their footers, and the partition of their paths."""
+        from pyiceberg.io.pyarrow import (
+            compute_statistics_plan,
+            data_file_statistics_from_parquet_metadata,
+            parquet_path_to_id_mapping,
+        )
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+        from pyiceberg.typedef import Record
+
+        metadata, spark_schema = self._table.metadata, self.schema()
+        schema, found = metadata.schema(), []
+        plan, ids = compute_statistics_plan(schema, metadata.properties), parquet_path_to_id_mapping(schema)
+        for path in paths:
+            file = self._table.io.new_input(path)
+            with file.open() as stream:
+                footer = pq.read_metadata(stream)
+            statistics = data_file_statistics_from_parquet_metadata(footer, plan, ids)
+            values = from_directory(path.removeprefix(self.path), self._layout, spark_schema)
+            made = DataFile.from_args(
+                content=DataFileContent.DATA,
+                file_path=path,
+                file_format=FileFormat.PARQUET,
+                partition=Record(*values),
+                file_size_in_bytes=len(file),
+                sort_order_id=metadata.default_sort_order_id or None,
+                spec_id=metadata.default_spec_id,
+                equality_ids=None,
+                key_metadata=None,
+                **statistics.to_serialized_dict(),
+            )
+            found.append(made)
+        return found
 
     def _place(self, batch: int) -> str:
         return f"{self.path}/data/{self._job}/batch-{batch:012}"
@@ -222,6 +295,9 @@ class IcebergTable:
         summaries = [each.summary for each in self._table.snapshots() if each.summary is not None]
         return {int(each["danube.batch"]) for each in summaries if each.get("danube.job") == self._job}
 
+    def has(self, batch: int) -> bool:
+        return self._stored(batch) is not None
+
     def batch(self, number: int) -> DataFrame:
         stored = self._stored(number)
         if stored is None or not stored.rows:
@@ -239,6 +315,7 @@ class IcebergTable:
         return self._read(files) if files else None
 
     def read(self) -> DataFrame:
+        self._table.refresh()
         return self._read([file for files in self._by_batch().values() for file in files])
 
     def numbers(self) -> list[int]:
@@ -254,10 +331,17 @@ class IcebergTable:
         snapshot = self._table.refresh().current_snapshot()
         return "" if snapshot is None else str(snapshot.snapshot_id)
 
+    def version_before(self) -> str:
+        snapshot = self._table.current_snapshot()
+        return "" if snapshot is None or snapshot.parent_snapshot_id is None else str(snapshot.parent_snapshot_id)
+
     def _by_batch(self) -> dict[int, list[str]]:
-        """The table's files, by the batch that wrote them."""
+        """The table's files, by the batch that wrote them, as of when `version` was asked for, or the table written.
+
+        Later ones may be of a maintenance, and of another batch or none, with the same rows.
+        """
         found: dict[int, list[str]] = {}
-        for task in self._table.refresh().scan().plan_files():
+        for task in self._table.scan().plan_files():
             path = task.file.file_path
             number = _BATCH.search(path) if f"/data/{self._job}/" in path else None
             found.setdefault(OTHERS if number is None else int(number[1]), []).append(path)
@@ -321,12 +405,12 @@ def _line(metadata: Any, newest: int | None) -> list[Any]:
     return found[::-1]
 
 
-def _transaction(table: Any) -> Any:
+def transaction(table: Any) -> Any:
     """A transaction that fails if it was overtaken.
 
     PyIceberg's own would be tried again on top of whatever overtook it, also if that was this very batch.
     """
-    from pyiceberg.table import Transaction
+    from pyiceberg.table import TableProperties, Transaction
     from pyiceberg.table.update.snapshot import ExpireSnapshots
 
     class Once(Transaction):
@@ -335,6 +419,26 @@ def _transaction(table: Any) -> Any:
 
         def expire(self, ids: list[int]) -> None:
             ExpireSnapshots(self).by_ids(ids).commit()
+
+        def append_files(self, new: list[Any], summary: dict[str, str]) -> None:
+            self._map_names()
+            with self._append_snapshot_producer(summary) as change:
+                for file in new:
+                    change.append_data_file(file)
+
+        def replace_files(self, old: list[Any], new: list[Any], summary: dict[str, str]) -> None:
+            self._map_names()
+            with self.update_snapshot(snapshot_properties=summary).overwrite() as change:
+                for file in old:
+                    change.delete_data_file(file)
+                for file in new:
+                    change.append_data_file(file)
+
+        def _map_names(self) -> None:
+            """Spark's files have no field ids."""
+            if self.table_metadata.name_mapping() is None:
+                mapping = self.table_metadata.schema().name_mapping.model_dump_json()
+                self.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
 
     return Once(table)
 
@@ -345,8 +449,10 @@ def _transaction(table: Any) -> Any:
 class DataFiles(Protocol):
     """Who writes and reads the files of an Iceberg table."""
 
-    def write(self, rows: DataFrame, place: str, rows_per_file: int) -> list[WrittenFile]:
-        """Writes rows to a directory of its own, in files of one date each."""
+    def write(
+        self, rows: DataFrame, place: str, rows_per_file: int, layout: TableLayout = BY_DATE
+    ) -> list[WrittenFile]:
+        """Writes rows to a directory of its own, in files of one partition each."""
         ...
 
     def written(self, place: str) -> list[WrittenFile]:
@@ -364,11 +470,13 @@ class LocalData:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def write(self, rows: DataFrame, place: str, rows_per_file: int) -> list[WrittenFile]:
-        # The date stays inside the files too: Iceberg learns a file's partition from its statistics.
-        dated = rows.withColumn("__date", F.col("date"))
-        writer = dated.write.mode("errorifexists").option("maxRecordsPerFile", rows_per_file)
-        writer.partitionBy("__date").parquet(place)
+    def write(
+        self, rows: DataFrame, place: str, rows_per_file: int, layout: TableLayout = BY_DATE
+    ) -> list[WrittenFile]:
+        # The columns stay inside the files too, as Iceberg wants them.
+        divided, names = with_divisions(rows, layout, rows.schema, "__")
+        writer = divided.write.mode("errorifexists").option("maxRecordsPerFile", rows_per_file)
+        writer.partitionBy(*names).parquet(place)
         return self.written(place)
 
     def written(self, place: str) -> list[WrittenFile]:
@@ -390,8 +498,11 @@ class RemoteData:
         self._spark = spark
         self._access = IcebergAccess(io)
 
-    def write(self, rows: DataFrame, place: str, rows_per_file: int) -> list[WrittenFile]:
-        found = write_by_tasks(rows, self._access, place, rows_per_file=rows_per_file, date_inside=True)
+    def write(
+        self, rows: DataFrame, place: str, rows_per_file: int, layout: TableLayout = BY_DATE
+    ) -> list[WrittenFile]:
+        rows, by = with_directory(rows, layout, rows.schema), DIRECTORY
+        found = write_by_tasks(rows, self._access, place, rows_per_file=rows_per_file, date_inside=True, by=by)
         # A FileIO cannot list.
         self._access.put(f"{place}/_files.json", json.dumps([list(file) for file in found]).encode())
         return found

@@ -46,6 +46,11 @@ class KnownKeys:
         self._all: list[int] | None = None  # the batches of a table that is too large
         self._asked = np.empty(0, np.int64)
 
+    @property
+    def asked(self) -> int | None:
+        """How many different hashes the rows had that were asked for last; None if that is not known."""
+        return len(self._asked) if self._all is None else None
+
     def batches_with(self, table: LakeTable, rows: DataFrame, batch: int) -> list[int]:
         """The batches other than `batch` that may have a key of these rows: all that do, and hardly another."""
         if self._version != table.version():
@@ -67,7 +72,10 @@ class KnownKeys:
             self._all = sorted({*self._all, batch})
         else:
             self._add(Run(self._asked, np.full(len(self._asked), batch, np.int32)))
-        self._version = table.version()
+        version = table.version()
+        if self._version in (version, table.version_before()):
+            self._version = version
+        # Else another writer has written to it since: rows may be of other batches now, and it is read again.
 
     def _read(self, table: LakeTable, batch: int) -> None:
         self._runs, self._all, self._version = [], None, table.version()

@@ -14,166 +14,51 @@ quarantined rows + copies left out of typed. Otherwise it fails, the query with 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark import StorageLevel
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import NullType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from pydanube.core.declared import says
-from pydanube.errors import ConfigError, DataDamaged
-from pydanube.pipeline import ddl, steps
+from pydanube.errors import DataDamaged
+from pydanube.pipeline import changes, steps
+from pydanube.pipeline.backfill import first_offsets, history_rows
+from pydanube.pipeline.copies import EpochGroup, KnownEpochs
 from pydanube.pipeline.iceberg import IcebergTable
 from pydanube.pipeline.known_keys import KnownKeys
+from pydanube.pipeline.lake_settings import KNOWN as KNOWN
+from pydanube.pipeline.lake_settings import Lake as Lake
+from pydanube.pipeline.partitions import BY_DATE
 from pydanube.pipeline.report import JobReport, QueryWatch
-from pydanube.pipeline.settings import CONNECTION, TOPICS, JobSettings, local_path, scheme_of
-from pydanube.pipeline.table_files import OBJECTS, check_objects, hadoop_of, table_files
+from pydanube.pipeline.settings import local_path, scheme_of
+from pydanube.pipeline.table_files import hadoop_of, table_files
 from pydanube.pipeline.tables import LakeTable, ParquetTable, with_date
 from pydanube.pipeline.task_files import parallelism
+from pydanube.pipeline.upserts import IcebergUpserts, ParquetUpserts, UpsertRules, UpsertTable
 from pydanube.spark.options import SourceOptions
 from pydanube.spark.rows import arrow_schema
 
-KNOWN: Final = (
-    *CONNECTION,
-    *TOPICS,
-    "name",
-    "target",
-    "target_options",
-    "format",
-    "catalog",
-    "schema",
-    "key",
-    "time",
-    "deduplicate_days",
-    "checkpoint",
-    "batch_rows",
-    "rows_per_file",
-    "follow_seconds",
-    "start",
-    "orphans",
-    "fail_on_data_loss",
-)
-
-
-# What PyIceberg has a FileIO for, besides directories.
-WAREHOUSES: Final = ("s3", "s3a", "s3n", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "hdfs", "viewfs", "hf")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lake:
-    """The job's settings, checked."""
-
-    source: dict[str, str]
-    name: str
-    target: str
-    target_options: dict[str, Any] = field(repr=False)  # secrets
-    format: str
-    catalog: dict[str, Any] = field(repr=False)
-    schema: StructType | None
-    key: Sequence[str]
-    time: str | None
-    deduplicate_days: int
-    checkpoint: str
-    rows_per_file: int
-    follow_seconds: int | None
-
-    @classmethod
-    def parse(cls, values: dict[str, Any], *, has_spark: bool = True) -> Lake:
-        """Without Spark the schema has names alone, which is what other settings are checked with."""
-        settings = JobSettings(values, KNOWN, "lake")
-        topics = settings.topics()
-        settings.required("target", "where the tables are to be")
-        target = (settings.place("target") or "").rstrip("/")
-        form = settings.one_of("format", "parquet", ("parquet", "iceberg"))
-        catalog, options = settings.mapping("catalog"), settings.mapping("target_options")
-        _check_places(target, options, form, catalog)
-        name = settings.text("name") or topics[0].rpartition("/")[2]
-        text = settings.text("schema")
-        schema = _schema(text, has_spark) if text is not None else None
-        key, time = settings.texts("key"), settings.text("time")
-        for column in [*key, *([time] if time else [])]:
-            if schema is None or column not in schema.names:
-                raise ConfigError("key" if column in key else "time", column, "a column of the schema")
-        source = {
-            **settings.connection(),
-            "subscribe": ",".join(topics),
-            "startingOffsets": settings.text("start", "earliest") or "earliest",
-            "maxOffsetsPerTrigger": str(settings.number("batch_rows", 1_000_000)),
-            "columns": ",".join(steps.RAW_COLUMNS),
-            "orphans": settings.one_of("orphans", "wait", ("wait", "skip")),
-            "failOnDataLoss": str(settings.flag("fail_on_data_loss", True)).lower(),
-            "group.id": f"lake-{name}",
-        }
-        return cls(
-            source=source,
-            name=name,
-            target=target,
-            target_options=options,
-            format=form,
-            catalog=catalog,
-            schema=schema,
-            key=key,
-            time=time,
-            deduplicate_days=settings.number("deduplicate_days", 1, least=0) or 0,
-            checkpoint=settings.place("checkpoint") or _checkpoint(target, name),
-            rows_per_file=settings.number("rows_per_file", 1_000_000) or 1_000_000,
-            follow_seconds=settings.number("follow_seconds"),
-        )
-
-
-def _check_places(target: str, options: dict[str, Any], form: str, catalog: dict[str, Any]) -> None:
-    """What can be said of places without Spark. Raises ConfigError."""
-    scheme = scheme_of(target)
-    if scheme in OBJECTS:
-        check_objects("target", target, options)
-    elif options:
-        raise ConfigError("target_options", "(hidden)", "nothing: they are for a target on s3://, gs:// or az://")
-    elif scheme in ("", "file"):
-        local_path("target", target)
-    if form == "iceberg" and not catalog:
-        local_path("target", target)  # a SQLite file is in it
-    if isinstance(warehouse := catalog.get("warehouse"), str) and scheme_of(warehouse):
-        if scheme_of(warehouse) == "file":
-            local_path("catalog.warehouse", warehouse)
-        elif scheme_of(warehouse) not in WAREHOUSES or "://" not in warehouse:
-            what = f"a path or URL that PyIceberg can write to: file, {', '.join(WAREHOUSES)}"
-            raise ConfigError("catalog.warehouse", warehouse, what)
-
-
-def _checkpoint(target: str, name: str) -> str:
-    if scheme_of(target) in OBJECTS:
-        what = f"where Spark keeps what it has read: a directory, or a URL of its own; for {target} it has none"
-        raise ConfigError("checkpoint", None, what)
-    return f"{target}/_checkpoint-{name}"
-
-
-def _schema(text: str, has_spark: bool) -> StructType:
-    """Columns as SQL writes them: `order_id string not null, amount double, at timestamp`."""
-    try:
-        names = ddl.column_names(text)
-        if not has_spark:
-            return StructType([StructField(name, NullType()) for name in names])
-        found = StructType.fromDDL(text)
-        if not isinstance(found, StructType):
-            raise ddl.Unreadable("these are no columns")
-        return found
-    except Exception as error:  # Spark's parser has its own errors, and some are Java's
-        why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ConfigError("schema", text, f"columns as in SQL, `id string not null, amount double`: {why}") from error
+log = logging.getLogger(__name__)
 
 
 class LakeTables(NamedTuple):
-    """The tables of a job. Without a schema there is only the raw one."""
+    """The tables of a job. Without a schema there is only the raw one; with mode: upsert `upserts` is the typed one."""
 
     raw: LakeTable
-    typed: LakeTable | None
-    quarantine: LakeTable | None
+    typed: LakeTable | None = None
+    quarantine: LakeTable | None = None
+    upserts: UpsertTable | None = None
+    deleted: LakeTable | None = None
 
     @classmethod
     def open(cls, spark: SparkSession, lake: Lake) -> LakeTables:
@@ -182,24 +67,56 @@ class LakeTables(NamedTuple):
         raw = _table(spark, lake, "raw")
         raw.evolve(raw_schema)
         if lake.schema is None:
-            return cls(raw, None, None)
-        typed, quarantine = _table(spark, lake, "typed"), _table(spark, lake, "quarantine")
-        typed.evolve(_typed_schema(spark, lake.schema, lake.time))
+            return cls(raw)
+        schema = _typed_schema(spark, lake.schema, lake.time)
+        quarantine = _table(spark, lake, "quarantine")
+        if lake.upserts is None:
+            typed = _table(spark, lake, "typed")
+            typed.evolve(schema)
+            quarantine.evolve(_quarantine_schema(raw_schema))
+            return cls(raw, typed, quarantine)
+        upserts, deleted = _upsert_table(spark, lake, lake.upserts.rules), _table(spark, lake, "deleted")
+        upserts.evolve(schema)
+        deleted.evolve(StructType([schema[name] for name in _deleted_columns(lake.upserts.rules)]))
         quarantine.evolve(_quarantine_schema(raw_schema))
-        return cls(raw, typed, quarantine)
+        return cls(raw, None, quarantine, upserts, deleted)
 
 
 def _table(spark: SparkSession, lake: Lake, kind: str) -> LakeTable:
-    name = f"{lake.name}_{kind}".replace("-", "_")
+    how: Any = {"rows_per_file": lake.rows_per_file, "layout": lake.layout if kind == "typed" else BY_DATE}
     if lake.format == "iceberg":
         job = f"lake-{lake.name}"
-        return IcebergTable(spark, catalog(lake), f"danube.{name}", job=job, rows_per_file=lake.rows_per_file)
-    files = table_files(spark, f"{lake.target}/{name}", lake.target_options)
-    return ParquetTable(files, rows_per_file=lake.rows_per_file)
+        return IcebergTable(spark, catalog(lake), _named(lake, kind), job=job, **how)
+    files = table_files(spark, f"{lake.target}/{_named(lake, kind)}", lake.target_options)
+    return ParquetTable(files, **how)
+
+
+def _upsert_table(spark: SparkSession, lake: Lake, rules: UpsertRules) -> UpsertTable:
+    if lake.format == "iceberg":
+        job = f"lake-{lake.name}"
+        return IcebergUpserts(
+            spark, catalog(lake), _named(lake, "typed"), rules, job=job, rows_per_file=lake.rows_per_file
+        )
+    path = f"{local_path('target', lake.target)}/{_named(lake, 'typed')}"
+    return ParquetUpserts(spark, path, rules, rows_per_file=lake.rows_per_file)
+
+
+def _named(lake: Lake, kind: str) -> str:
+    name = f"{lake.name}_{kind}".replace("-", "_")
+    return f"danube.{name}" if lake.format == "iceberg" else name
+
+
+def _deleted_columns(rules: UpsertRules) -> list[str]:
+    """What is kept of a deletion: enough to know a change that is older."""
+    names = [*rules.key, *([rules.version] if rules.version else []), *steps.ORIGIN, "date"]
+    return list(dict.fromkeys(names))
 
 
 class RowTally(NamedTuple):
-    """One batch, counted: what came, what the tables have of it, what was left out as a copy."""
+    """One batch, counted: what came, what the tables have of it, what was left out as a copy.
+
+    With mode: upsert `typed` are rows that the batch set, and `typed_copies` changes that another one replaced.
+    """
 
     messages: int
     raw: int
@@ -207,6 +124,7 @@ class RowTally(NamedTuple):
     typed: int = 0
     quarantine: int = 0
     typed_copies: int = 0
+    deletions: int = 0
 
 
 @says(
@@ -231,21 +149,19 @@ class Writer:
         self._lake = lake
         self._tables: LakeTables | None = None
         self._known = KnownKeys(lake.key)
+        self._epochs = KnownEpochs()
+        self._epochs_since: date | None = None
+        self.begun: dict[str, int] | None = None  # where batch 0 begins, if that was said
         self.tallies: dict[int, RowTally] = {}  # by batch; those of a Spark Connect server stay there
 
     def __getstate__(self) -> dict[str, Any]:
         """A Spark Connect server gets a copy, and opens the tables in its own session."""
-        return {"_lake": self._lake, "_tables": None, "_known": KnownKeys(self._lake.key), "tallies": {}}
+        return {**Writer(self._lake).__dict__, "begun": self.begun}
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         if self._tables is None:
             self._tables = self._claimed(frame.sparkSession, batch)
-        # Kept on the executors, in memory or on their disks: the topic is read once per batch.
-        rows = steps.raw(frame).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            tally = self._write_raw(self._tables, rows, batch)
-        finally:
-            rows.unpersist()
+        tally = self._read_raw(self._tables, frame, batch)
         self.tallies[batch] = self._write_typed(self._tables, tally, batch)
 
     def _claimed(self, spark: SparkSession, batch: int) -> LakeTables:
@@ -256,38 +172,112 @@ class Writer:
                 table.claim(query, batch)
         return tables
 
-    def _write_raw(self, tables: LakeTables, rows: DataFrame, batch: int) -> RowTally:
-        dates = steps.count_dates(rows)
+    def _read_raw(self, tables: LakeTables, frame: DataFrame, batch: int) -> RowTally:
+        lake = self._lake
+        history = history_rows(frame.sparkSession, lake.source, lake.checkpoint, batch, self.begun)
+        if history is not None:
+            rows = steps.raw(history.frame)
+            try:
+                groups = steps.epoch_groups(rows)  # of three columns: that costs little, the rows are read later
+            except PySparkException as error:
+                log.warning("objects are gone", extra={"batch": batch, "why": str(error).partition("\n")[0]})
+            else:
+                if history.fits(groups):
+                    return self._write_raw(tables, rows, groups, batch)
+                log.warning("objects do not have what was planned: the stream reads", extra={"batch": batch})
+        # Kept on the executors, in memory or on their disks: brokers are asked once per batch.
+        rows = steps.raw(frame).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            return self._write_raw(tables, rows, steps.epoch_groups(rows), batch)
+        finally:
+            rows.unpersist()
+
+    def _write_raw(self, tables: LakeTables, rows: DataFrame, groups: Sequence[EpochGroup], batch: int) -> RowTally:
+        dates = _dates(groups)
         messages, days = sum(dates.values()), self._lake.deduplicate_days
         known = None
         if days and dates:
             # Copies are published about when the batch was.
-            known = tables.raw.before(batch, min(dates) - timedelta(days=days))
-        fresh = steps.without_repetitions(rows)
-        if known is not None:
-            fresh = steps.unseen_messages(fresh, known)
+            since = min(dates) - timedelta(days=days)
+            known = tables.raw.before(batch, since)
+            self._know_epochs(known, since)
+        spans = self._epochs.with_copies(groups)
+        fresh = steps.once_each(rows, spans, known)
         copies = 0
 
         def check(stored: int) -> None:
             nonlocal copies
             if stored != messages:  # copies are rare: they are looked for when something is not there
-                copies = messages - steps.count_messages(rows, known)
+                copies = messages - steps.count_messages(rows, spans, known)
             if stored + copies != messages:
                 raise RowsMissing(tables.raw.path, batch, messages, stored, copies)
 
-        return RowTally(messages, tables.raw.write(_spread(fresh, dates, "offset"), batch, check), copies)
+        written = tables.raw.write(_spread(fresh, dates, "offset"), batch, check)
+        self._epochs.add(groups)
+        return RowTally(messages, written, copies)
+
+    def _know_epochs(self, known: DataFrame | None, since: date) -> None:
+        """Reads the table once per run, and again for a batch with older messages."""
+        if self._epochs_since is None or since < self._epochs_since:
+            self._epochs_since = since
+            if known is not None:
+                self._epochs.add(steps.epoch_groups(known))
 
     def _write_typed(self, tables: LakeTables, tally: RowTally, batch: int) -> RowTally:
         lake = self._lake
-        if lake.schema is None or tables.typed is None or tables.quarantine is None:
+        if lake.schema is None or tables.quarantine is None:
             return tally
         # Kept: payloads are parsed once, and then counted, written and put aside.
-        decoded = steps.decoded(tables.raw.batch(batch), lake.schema, key=lake.key)
-        decoded = decoded.persist(StorageLevel.MEMORY_AND_DISK)
+        decoded = self._decoded(tables.raw.batch(batch), lake.schema).persist(StorageLevel.MEMORY_AND_DISK)
         try:
+            if tables.typed is None:
+                return self._merge(tables, decoded, lake.schema, tally, batch)
             return self._write_decoded(tables.typed, tables.quarantine, decoded, lake.schema, tally, batch)
         finally:
             decoded.unpersist()
+
+    def _decoded(self, raw: DataFrame, schema: StructType) -> DataFrame:
+        key, upserts = self._lake.key, self._lake.upserts
+        if upserts is None:
+            return steps.slim(steps.decoded(raw, schema, key=key))
+        decoded = changes.decoded(
+            raw,
+            schema,
+            key=key,
+            envelope=upserts.envelope,
+            deletes=upserts.deletes,
+            version=upserts.rules.version,
+        )
+        return steps.slim(decoded, also=(changes.DELETED,))
+
+    def _merge(
+        self, tables: LakeTables, decoded: DataFrame, schema: StructType, tally: RowTally, batch: int
+    ) -> RowTally:
+        """Deletions first, then the table: should the batch come again in between, they are there already."""
+        how, deleted, aside = self._lake.upserts, tables.deleted, tables.quarantine
+        assert how is not None and tables.upserts is not None and deleted is not None and aside is not None
+        every = changes.changes(decoded, schema, time=self._lake.time)
+        counts = {row[changes.DELETED]: row["count"] for row in every.groupBy(changes.DELETED).count().collect()}
+        rows, deletions = sum(counts.values()), 0
+        if counts.get(True) or deleted.has(batch):
+            going = every.where(changes.DELETED).withColumn("date", F.to_date("_append_time"))
+            going = going.select(*_deleted_columns(how.rules))
+            deletions = deleted.write(_spread(going, steps.count_dates(going), "_offset"), batch)
+        quarantine = self._put_aside(aside, decoded, rows != tally.raw, batch)
+
+        if rows + quarantine != tally.raw or deletions != counts.get(True, 0):
+            raise RowsMissing(tables.upserts.path, batch, tally.raw, rows + quarantine, 0)
+        newest = every.agg(F.to_date(F.max("_append_time"))).collect()[0][0]
+        since = newest - timedelta(days=how.tombstone_days) if newest is not None else None
+        done = tables.upserts.merge(every, deleted.before(batch, since) if since is not None else None, batch)
+        replaced = rows - deletions - done.set
+        return tally._replace(typed=done.set, quarantine=quarantine, typed_copies=replaced, deletions=deletions)
+
+    def _put_aside(self, aside: LakeTable, decoded: DataFrame, are_bad: bool, batch: int) -> int:
+        if not are_bad and not aside.has(batch):
+            return 0
+        bad = steps.quarantined(decoded)
+        return aside.write(_spread(bad, steps.count_dates(bad), "offset"), batch)
 
     def _write_decoded(
         self,
@@ -301,14 +291,16 @@ class Writer:
         key = self._lake.key
         every = good = steps.typed(decoded, schema, time=self._lake.time)
         dates = steps.count_dates(every)
+        rows = sum(dates.values())
         earlier = None
         if key:
-            good = steps.first_by_key(good, key)
-            if found := self._known.batches_with(table, every, batch):
+            found = self._known.batches_with(table, every, batch)
+            if self._known.asked != rows:  # as many hashes as rows: no key is there twice
+                good = steps.first_by_key(good, key)
+            if found:
                 earlier = table.among(found)
                 good = steps.unseen(good, earlier, key)
-        bad = steps.quarantined(decoded)
-        quarantine = aside.write(_spread(bad, steps.count_dates(bad), "offset"), batch)
+        quarantine = self._put_aside(aside, decoded, rows != tally.raw, batch)
         copies = 0
 
         def check(typed: int) -> None:
@@ -322,6 +314,14 @@ class Writer:
         if key:
             self._known.added(table, batch)
         return tally._replace(typed=typed, quarantine=quarantine, typed_copies=copies)
+
+
+def _dates(groups: Sequence[EpochGroup]) -> dict[date, int]:
+    found: dict[date, int] = {}
+    for each in groups:
+        assert each.date is not None, "every message has a time"
+        found[each.date] = found.get(each.date, 0) + each.rows
+    return found
 
 
 def _spread(rows: DataFrame, dates: dict[date, int], offset: str) -> DataFrame:
@@ -365,8 +365,12 @@ def check(values: dict[str, Any]) -> None:
 
 def start(spark: SparkSession, lake: Lake, writer: Writer | None = None) -> StreamingQuery:
     """The query, running."""
+    writer = writer or Writer(lake)
+    writer.begun = first_offsets(lake.source)
+    if writer.begun is not None:  # in numbers, so that the query and the writer mean the same
+        lake = replace(lake, source={**lake.source, "startingOffsets": json.dumps(writer.begun)})
     stream = spark.readStream.format("danube").options(**lake.source).load()
-    made = stream.writeStream.foreachBatch(writer or Writer(lake)).option("checkpointLocation", lake.checkpoint)
+    made = stream.writeStream.foreachBatch(writer).option("checkpointLocation", lake.checkpoint)
     made = made.queryName(f"lake-{lake.name}")
     if lake.follow_seconds is None:
         made = made.trigger(availableNow=True)
@@ -391,10 +395,12 @@ def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobRe
         while True:
             ended = query.awaitTermination(1)
             for progress in query.recentProgress:
-                # Not its item of that name, which a server of Spark Connect leaves out.
-                if progress.batchId > seen and progress.numInputRows:
+                # Not its item of that name, which a server of Spark Connect leaves out. Of history Spark counts none.
+                tally = writer.tallies.get(progress.batchId)
+                came = progress.numInputRows if tally is None else tally.messages
+                if progress.batchId > seen and came:
                     seen = progress.batchId
-                    rows += progress.numInputRows
+                    rows += came
                     batches += 1
             aside = (
                 {"quarantined": sum(each.quarantine for each in list(writer.tallies.values()))} if lake.schema else {}
@@ -407,7 +413,7 @@ def run(spark: SparkSession, values: dict[str, Any], watch: QueryWatch) -> JobRe
     report = JobReport("lake", {"messages": rows, "batches": batches, "tables": tables.raw.path.rpartition("/")[0]})
     for name, table in tables._asdict().items():
         if table is not None:
-            report.values[f"{name}_rows"] = table.read().count()
+            report.values[f"{'typed' if name == 'upserts' else name}_rows"] = table.read().count()
     tallies = writer.tallies.values()
     is_known = bool(tallies) or not batches  # a Spark Connect server checks them all the same
     if tallies:

@@ -21,7 +21,7 @@ def facts(spark: SparkSession) -> dict[str, int]:
     """`fresh_us` and `behind_messages` over all streams that run, the worst of them; without what is not known."""
     try:
         found = [of_progress(query.lastProgress) for query in spark.streams.active]
-    except (PySparkException, OSError):  # the session ends, and nobody asks any more
+    except (PySparkException, OSError):  # the session ends
         return {}
     fresh = [each.get("fresh_us") for each in found]
     behind = [each.get("behind_messages") for each in found]

@@ -22,6 +22,7 @@ JOBS: Final = {
     "audit": "proves a topic: offsets, objects, checksums, repetitions, receipts",
     "replay": "a range of a topic again, to another topic or to a file",
     "erase": "the bytes of a key's messages go from history; offsets stay",
+    "maintain": "Iceberg tables of lake: small files rewritten, snapshots expired, orphans removed",
     "stats": "counts, bytes, keys and latencies per topic and hour",
 }
 
@@ -86,6 +87,11 @@ def run_values(
     """`progress` is where lines about it go, one JSON object each; else stderr. Raises as `run_job`."""
     # A mistake is said at once: Spark takes seconds, or a cluster's minutes, to start.
     module, values, spark_conf = check_values(job, values)
+    if not getattr(module, "NEEDS_SPARK", True):
+        with QueryWatch(job, as_json=as_json, stream=progress) as watch:
+            done: JobReport = module.run(None, dict(values), watch)
+        done.seconds = watch.seconds
+        return done
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession

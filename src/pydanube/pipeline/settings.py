@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import yaml
-
+from pydanube.config.checks import HIDDEN
+from pydanube.config.yaml_text import parse_yaml
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError
+from pydanube.spark.options import PEM
 
 
 class JobSettings:
@@ -21,11 +22,11 @@ class JobSettings:
 
     def __init__(self, values: Mapping[str, Any], known: Collection[str], where: str = "the settings") -> None:
         self._values = dict(values)
-        for name, value in self._values.items():
+        for name in self._values:
             if name not in known:
                 meant = get_close_matches(name, known, 1)
                 hint = f"did you mean {meant[0]}?" if meant else f"{where} may have {', '.join(sorted(known))}"
-                raise ConfigError(name, value, hint)
+                raise ConfigError(name, HIDDEN, hint)  # it may be a secret's, misspelt
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
@@ -76,7 +77,7 @@ class JobSettings:
     def mapping(self, name: str) -> dict[str, Any]:
         value = self._values.get(name) or {}
         if not isinstance(value, dict):
-            raise ConfigError(name, value, "names and values")
+            raise ConfigError(name, HIDDEN, "names and values")
         return value
 
     def topics(self) -> tuple[str, ...]:
@@ -136,20 +137,41 @@ def read_settings(file: Path | None, changes: Collection[str] = ()) -> dict[str,
     values: dict[str, Any] = {}
     if file is not None:
         try:
-            found = yaml.safe_load(file.read_text())
-        except OSError as error:
-            raise ConfigError("--conf", str(file), f"a file that can be read: {error.strerror}") from error
-        except yaml.YAMLError as error:
-            raise ConfigError("--conf", str(file), f"YAML or JSON: {error}") from error
+            text = file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise ConfigError("--conf", str(file), f"a file that can be read: {why}") from None
+        found = parse_yaml(text, "--conf", str(file), "YAML or JSON")
         if not isinstance(found, dict):
             raise ConfigError("--conf", str(file), "names and values")
         values.update(dotted(found))
     for change in changes:
         name, separator, value = change.partition("=")
+        name = name.strip()
         if not separator or not name:
-            raise ConfigError("--set", change, "name=value")
-        values[name.strip()] = yaml.safe_load(value)
+            raise ConfigError("--set", HIDDEN, "name=value")
+        given = parse_yaml(value, f"--set {name}", HIDDEN, "a value in YAML")
+        if _is_secret(name, given):
+            hint = "a secret belongs in a file (--conf, token.file): all users of the machine see the command line"
+            raise ConfigError(f"--set {name}", HIDDEN, hint)
+        values[name] = given
     return values
+
+
+def _is_secret(name: str, value: object) -> bool:
+    """Whether it has something that others must not see. A path to it has not."""
+    if isinstance(value, dict):
+        return any(_is_secret(f"{name}.{inner}", each) for inner, each in value.items())
+    if not isinstance(value, str):
+        return False
+    last = re.split(r"[._-]", name.lower())[-1]
+    is_named = any(word in name.lower() for word in _SECRETS) and last not in _PATHS
+    return is_named or value.lstrip().startswith(PEM) or _USER.search(value) is not None
+
+
+_SECRETS = ("secret", "token", "passw", "credential", "access-key", "access_key", "account_key", "account-key")
+_PATHS = ("file", "path", "url", "uri", "provider")
+_USER = re.compile(r"//[^/@\s]+:[^/@\s]+@")
 
 
 _NESTED = ("service", "storage", "tls")  # everything else that holds names is a value itself

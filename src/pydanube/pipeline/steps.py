@@ -11,9 +11,10 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from pydanube.formats.erasure import ERASED
+from pydanube.pipeline.copies import EpochGroup, TimeSpan
 
 # What the raw table keeps of a message: everything that the log knows.
 RAW_COLUMNS: Final = (
@@ -35,8 +36,13 @@ RAW_COLUMNS: Final = (
 ORIGIN: Final = ("_topic", "_offset", "_publish_time", "_append_time", "_key")
 QUARANTINE_COLUMNS: Final = (*RAW_COLUMNS, "reason", "date")
 ROWS_PER_TASK: Final = 50_000  # what is written by one task, and so one file: fewer are not worth another
+DATES_AS_THEY_COME: Final = 2  # each task writes a file of each date
 _BROKEN: Final = "__broken"
+_END: Final = "__end"
+_PARSED: Final = "__parsed"
 _VALUE: Final = "__value"
+_BAD: Final = "__bad"
+OTHER_TYPE: Final = "a value does not have the type that the schema says"
 
 
 def raw(messages: DataFrame) -> DataFrame:
@@ -72,12 +78,46 @@ def unseen_messages(rows: DataFrame, table: DataFrame) -> DataFrame:
     return rows.withColumn("__id", message_id()).join(known, "__id", "left_anti").drop("__id")
 
 
-def count_messages(rows: DataFrame, table: DataFrame | None) -> int:
-    """How many different messages the rows are, without those of which the table has a copy."""
-    ids = rows.select(message_id().alias("__id")).distinct()
+def once_each(rows: DataFrame, spans: Mapping[str, TimeSpan], table: DataFrame | None) -> DataFrame:
+    """Rows without copies of each other, and of rows of the table. Only rows in these spans may be copies."""
+    if not spans:
+        return rows
+    may_be = in_spans(spans)
+    fresh = without_repetitions(rows.where(may_be))
     if table is not None:
-        ids = ids.join(table.select(message_id().alias("__id")), "__id", "left_anti")
-    return ids.count()
+        fresh = unseen_messages(fresh, table.where(may_be))
+    return rows.where(~may_be).unionByName(fresh)
+
+
+def count_messages(rows: DataFrame, spans: Mapping[str, TimeSpan], table: DataFrame | None) -> int:
+    """How many different messages the rows are, without those of which the table has a copy."""
+    if not spans:
+        return rows.count()
+    may_be = in_spans(spans)
+    ids = rows.where(may_be).select(message_id().alias("__id")).distinct()
+    if table is not None:
+        ids = ids.join(table.where(may_be).select(message_id().alias("__id")), "__id", "left_anti")
+    return ids.count() + rows.where(~may_be).count()
+
+
+def in_spans(spans: Mapping[str, TimeSpan]) -> Column:
+    """Whether a message is of one of these topics and was published in its span."""
+    found = F.lit(False)
+    for topic, span in sorted(spans.items()):
+        times = F.col("publish_time").between(*(F.timestamp_micros(F.lit(each)) for each in span))
+        found = found | ((F.col("topic") == topic) & times)
+    return F.coalesce(found, F.lit(False))
+
+
+def epoch_groups(rows: DataFrame) -> list[EpochGroup]:
+    """The rows counted, by topic, epoch and date. Collects a few rows."""
+    numbered = F.col("sequence").isNotNull() & (F.col("producer_id") != 0)
+    times = F.unix_micros(F.when(numbered, F.col("publish_time")))
+    counted = rows.groupBy("topic", "epoch", "date").agg(F.count("*"), F.min(times), F.max(times))
+    return [
+        EpochGroup(topic, epoch, day, count, None if first is None else TimeSpan(first, last))
+        for topic, epoch, day, count, first, last in counted.collect()
+    ]
 
 
 def count_keys(rows: DataFrame, table: DataFrame | None, keys: Sequence[str]) -> int:
@@ -100,12 +140,13 @@ def count_dates(rows: DataFrame) -> dict[date, int]:
 def spread(rows: DataFrame, dates: Mapping[date, int], *, offset: str, tasks_max: int) -> DataFrame:
     """Rows divided among tasks for writing: a date is in as many as its rows are worth, and in no more.
 
-    So a batch of one date is written by the whole cluster, and one of a hundred dates does not become a hundred files
-    per task. Rows of neighbouring offsets stay together. Nothing is random: a task that runs again has the same rows.
+    So a batch of one date is written by the whole cluster, as it was read, and one of a hundred dates does not become a
+    hundred files per task. Rows of neighbouring offsets stay together. Nothing is random: a task that runs again has
+    the same rows.
     """
     tasks = _tasks(sum(dates.values()), tasks_max)
-    if tasks == 1:
-        return rows.repartition(1)
+    if len(dates) <= DATES_AS_THEY_COME or tasks == 1:
+        return rows.coalesce(tasks)  # they were read by as many tasks, or more: no row has to travel
     first, places = 0, []
     for day, count in sorted(dates.items()):
         share = _tasks(count, tasks)
@@ -128,24 +169,51 @@ def decoded(rows: DataFrame, schema: StructType, *, key: Sequence[str] = ()) -> 
 
     Columns of the key must be there, as those that the schema says are not null: rows without them are not copies.
     """
-    is_text = F.expr("is_valid_utf8(payload)")
-    text = F.when(is_text, F.col("payload").cast("string"))
-    with_broken = StructType([*schema.fields, StructField(_BROKEN, StringType())])
+    parsed = rows.withColumn("__text", text()).withColumn(_PARSED, in_a_list(F.col("__text"), schema))
+    value = F.col(f"{_PARSED}.list")[0]
+    reason = F.when(F.col("__text").isNull(), F.lit("the payload is not UTF-8"))
+    reason = reason.when(~is_whole(F.col(_PARSED)), why_not_whole(F.col("__text")))
+    reason = reason.when(value.isNull(), F.lit(OTHER_TYPE))
+    for field in schema.fields:
+        if not field.nullable or field.name in key:
+            reason = reason.when(value[field.name].isNull(), F.lit(f"{field.name} is missing"))
+    return parsed.withColumn(_VALUE, value).withColumn("reason", reason).drop("__text", _PARSED)
+
+
+def text() -> Column:
+    """The payload; null if it is no text."""
+    return F.when(F.expr("is_valid_utf8(payload)"), F.col("payload").cast("string"))
+
+
+def in_a_list(payload: Column, item: StructType) -> Column:
+    """The payload parsed, once: `list` has its value and a mark behind it, `__broken` is null if all types fit.
+
+    Spark's parsers stop behind the first value and do not say if more follows. In `{"list": [PAYLOAD, MARK]}` the mark
+    is the second of two only if the payload is one value: what closes a bracket too many ends the list before it, and
+    all else is no JSON. The mark is a hash of the payload, so that no payload brings its own.
+    """
+    item = StructType([*item.fields, StructField(_END, StringType())])
+    whole = StructType([StructField("list", ArrayType(item)), StructField(_BROKEN, StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN, "allowNonNumericNumbers": "false"}
-    parsed = rows.withColumn("__text", text).withColumn(_VALUE, F.from_json("__text", with_broken, options))
-    required = [field.name for field in schema.fields if not field.nullable or field.name in key]
-    begins_with_json = F.get_json_object("__text", "$").isNotNull()
-    reason = F.when(~is_text, F.lit("the payload is not UTF-8"))
-    reason = reason.when(
-        ~_is_one_json_value(F.col("__text")),
-        F.when(begins_with_json, F.lit("the payload goes on behind its JSON")).otherwise("the payload is not JSON"),
-    )
-    reason = reason.when(
-        F.col(f"{_VALUE}.{_BROKEN}").isNotNull(), F.lit("a value does not have the type that the schema says")
-    )
-    for name in required:
-        reason = reason.when(F.col(f"{_VALUE}.{name}").isNull(), F.lit(f"{name} is missing"))
-    return parsed.withColumn("reason", reason).drop("__text")
+    listed = F.concat(F.lit('{"list": ['), payload, F.lit(f', {{"{_END}": "'), _mark(), F.lit('"}]}'))
+    return F.from_json(listed, whole, options)
+
+
+def _mark() -> Column:
+    return F.xxhash64("payload").cast("string")
+
+
+def is_whole(parsed: Column) -> Column:
+    """Whether `in_a_list` found one value of the right types, or null."""
+    found = parsed["list"]
+    return parsed[_BROKEN].isNull() & F.size(found).eqNullSafe(2) & found[1][_END].eqNullSafe(_mark())
+
+
+def why_not_whole(payload: Column) -> Column:
+    """Of the few payloads that are not: parsed again, to say it in words."""
+    begins_with_json = F.get_json_object(payload, "$").isNotNull()
+    longer = F.when(begins_with_json, F.lit("the payload goes on behind its JSON")).otherwise("the payload is not JSON")
+    return F.when(~_is_one_json_value(payload), longer).otherwise(OTHER_TYPE)
 
 
 def _is_one_json_value(text: Column) -> Column:
@@ -158,8 +226,8 @@ def _is_one_json_value(text: Column) -> Column:
     return in_brackets.eqNullSafe(1) & in_braces.isNotNull()
 
 
-def typed(rows: DataFrame, schema: StructType, *, time: str | None = None) -> DataFrame:
-    """The good rows of `decoded`: the schema's columns, where each came from, and its date.
+def typed(rows: DataFrame, schema: StructType, *, time: str | None = None, also: Sequence[str] = ()) -> DataFrame:
+    """The good rows of `decoded`: the schema's columns, where each came from, its date, and columns that are there.
 
     The date is that of the column `time`, however late the row comes, or else of publishing.
     """
@@ -172,12 +240,20 @@ def typed(rows: DataFrame, schema: StructType, *, time: str | None = None) -> Da
         F.col("append_time").alias("_append_time"),
         F.col("routing_key").alias("_key"),
         F.coalesce(F.to_date(moment), F.to_date("publish_time")).alias("date"),
+        *also,
     )
 
 
+def slim(rows: DataFrame, also: Sequence[str] = ()) -> DataFrame:
+    """`decoded` rows as they are kept in memory: of a good one its value and its origin, of a bad one all of it."""
+    bad = F.when(F.col("reason").isNotNull(), F.struct(*QUARANTINE_COLUMNS))
+    origin = ("topic", "offset", "publish_time", "append_time", "routing_key")
+    return rows.select(*origin, _VALUE, "reason", bad.alias(_BAD), *also)
+
+
 def quarantined(rows: DataFrame) -> DataFrame:
-    """The others, with the reason."""
-    return rows.where(F.col("reason").isNotNull()).select(*QUARANTINE_COLUMNS)
+    """The others of `slim`, with the reason."""
+    return rows.where(F.col("reason").isNotNull()).select(*(f"{_BAD}.{name}" for name in QUARANTINE_COLUMNS))
 
 
 def first_by_key(rows: DataFrame, keys: Sequence[str]) -> DataFrame:

@@ -27,7 +27,7 @@ from pydanube.core.pipelines.machine import (
     Claim,
     ClaimAnswered,
     ClaimLost,
-    Declared,
+    DeclaredPipeline,
     Effect,
     Event,
     Kill,
@@ -41,13 +41,14 @@ from pydanube.core.pipelines.machine import (
     RunProgressed,
     ShutDown,
     Start,
-    Stop,
+    StopRun,
     Supervision,
-    Ticked,
+    SupervisorTicked,
 )
-from pydanube.core.pipelines.status import Outcome, PipelineStatus, facts_of
+from pydanube.core.pipelines.status import PipelineStatus, RunOutcome, facts_of
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.ports import Clock
+from pydanube.stores.work.system import SystemClock
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ LEASE_SHARE: Final = 0.75
 class Desk(Protocol):
     """What a supervisor asks of brokers. Every call raises DanubeError if none answers."""
 
-    async def list(self) -> Mapping[str, Declared]: ...
+    async def list(self) -> Mapping[str, DeclaredPipeline]: ...
 
     async def join(self) -> tuple[int, float]:
         """A lease, and how long it lasts without a renewal."""
@@ -79,7 +80,7 @@ class Desk(Protocol):
     async def release(self, lease: int, name: str) -> None: ...
 
     async def report(self, lease: int, name: str, status: PipelineStatus) -> bool:
-        """False: another has it, or nobody."""
+        """False: the claim is another's, or gone."""
         ...
 
 
@@ -89,7 +90,7 @@ class Supervisor:
     def __init__(
         self,
         desk: Desk,
-        clock: Clock,
+        clock: Clock | None = None,
         *,
         name: str,
         runs_max: int,
@@ -98,7 +99,7 @@ class Supervisor:
         tick_seconds: float = TICK_SECONDS,
     ) -> None:
         self._desk = desk
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._command = command
         self._list_seconds = list_seconds
         self._tick_seconds = tick_seconds
@@ -130,7 +131,7 @@ class Supervisor:
                 for each in beside:
                     if each.done():
                         each.result()  # none of them ends: it is a bug, or a mistake in how we were called
-                self._step(Ticked())
+                self._step(SupervisorTicked())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._orders.join(), LEAVE_SECONDS)
         finally:
@@ -161,7 +162,7 @@ class Supervisor:
                 task = asyncio.create_task(child.live(self._command), name=f"run {name}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            case Stop(name, run):
+            case StopRun(name, run):
                 log.info("pipeline stopping", extra={"pipeline": name, "run": run})
                 self._children[name].stop()
             case Kill(name, run):
@@ -178,9 +179,9 @@ class Supervisor:
     def progressed(self, child: Child, facts: Mapping[str, int]) -> None:
         self._step(RunProgressed(child.name, child.run, facts))
 
-    def ended(self, child: Child, outcome: Outcome, error: str, facts: Mapping[str, int]) -> None:
+    def ended(self, child: Child, outcome: RunOutcome, error: str, facts: Mapping[str, int]) -> None:
         del self._children[child.name]
-        level = logging.INFO if outcome is Outcome.GOOD else logging.WARNING
+        level = logging.INFO if outcome is RunOutcome.GOOD else logging.WARNING
         about = {"pipeline": child.name, "run": child.run, "outcome": outcome.value}
         log.log(level, "pipeline ended", extra={**about, "why": error} if error else about)
         self._step(RunEnded(child.name, child.run, outcome, error, facts))
@@ -300,7 +301,7 @@ class Child:
             code = await self._until_it_ends(command)
         except OSError as failure:
             self._error = f"it cannot be started: {(failure.strerror or str(failure)).lower()}"
-        except Exception as bug:  # a run that nobody says the end of would hold its pipeline for ever
+        except Exception as bug:  # a run without an end would hold its pipeline for ever
             log.exception("pipeline not followed", extra={"pipeline": self.name})
             self._error = f"it cannot be followed: {type(bug).__name__}"
         finally:
@@ -362,18 +363,18 @@ class Child:
             self._facts |= found
             self._supervisor.progressed(self, found)
 
-    def _outcome(self, code: int) -> tuple[Outcome, str]:
+    def _outcome(self, code: int) -> tuple[RunOutcome, str]:
         """Good is only what said so itself, and ended so."""
         if self._report is not None and not self._error:
             if code == 0 and self._report.get("result") == "ok":
-                return Outcome.GOOD, ""
+                return RunOutcome.GOOD, ""
             problems = self._report.get("problems")
             if self._report.get("result") != "ok" and isinstance(problems, list) and problems:
                 more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-                return Outcome.NOT_GOOD, f"{problems[0]}{more}"
+                return RunOutcome.NOT_GOOD, f"{problems[0]}{more}"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         error = self._error or f"it ended with {how}, and without a report"
-        return (Outcome.REFUSED if self._is_refused else Outcome.FAILED), error
+        return (RunOutcome.REFUSED if self._is_refused else RunOutcome.FAILED), error
 
     def tell(self, until: float) -> None:
         """The lease lasts so long."""

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from pydanube.errors import ConfigError
+from pydanube.pipeline.partitions import BY_DATE, DIRECTORY, TableLayout, with_directory, with_divisions
 from pydanube.pipeline.settings import local_path, scheme_of
 from pydanube.pipeline.task_files import ObjectAccess, OpenObjects, WrittenFile, read_by_tasks, write_by_tasks
 from pydanube.stores.objects.settings import StoreSettings, parse_url
@@ -50,8 +51,8 @@ class TableFiles(Protocol):
 
     def batches(self) -> list[int]: ...
 
-    def replace(self, batch: int, rows: DataFrame, rows_per_file: int) -> int:
-        """Makes the rows the batch's only ones, in files by date; returns how many its files have."""
+    def replace(self, batch: int, rows: DataFrame, rows_per_file: int, layout: TableLayout = BY_DATE) -> int:
+        """Makes the rows the batch's only ones, in files by date or as the layout says; returns how many they have."""
         ...
 
     def read(self, schema: StructType, batch: int) -> DataFrame:
@@ -104,20 +105,22 @@ class _SparkFiles:
     def _rows(self, directory: str) -> int:
         raise NotImplementedError
 
-    def replace(self, batch: int, rows: DataFrame, rows_per_file: int) -> int:
+    def replace(self, batch: int, rows: DataFrame, rows_per_file: int, layout: TableLayout = BY_DATE) -> int:
         directory = f"{self.url}/{batch_directory(batch)}"
+        rows, names = with_divisions(rows, layout, rows.schema, "")
         writer = rows.write.mode("overwrite").option("maxRecordsPerFile", rows_per_file)
-        writer.partitionBy("date").parquet(directory)
+        writer.partitionBy(*names).parquet(directory)
         return self._rows(directory)
 
     def read(self, schema: StructType, batch: int) -> DataFrame:
-        return self._spark.read.schema(schema).parquet(f"{self.url}/{batch_directory(batch)}")
+        found = self._spark.read.schema(schema).parquet(f"{self.url}/{batch_directory(batch)}")
+        return found.select(*schema.names)  # without what divides the files
 
     def read_before(self, schema: StructType, batch: int | None = None, since: date | None = None) -> DataFrame:
         wanted = _with_batch(schema)
         if not self.batches():  # Spark refuses a directory without files
             return self._spark.createDataFrame([], wanted)
-        found = self._spark.read.schema(wanted).parquet(self.url)
+        found = self._spark.read.schema(wanted).parquet(self.url).select(*wanted.names)
         # Both are directories: Spark opens no file of others.
         if batch is not None:
             found = found.where(F.col("batch") < batch)
@@ -129,7 +132,8 @@ class _SparkFiles:
         if len(batches) > PLACES_MAX:
             return self.read_before(schema).where(F.col("batch").isin(batches))
         places = [f"{self.url}/{batch_directory(batch)}" for batch in batches]
-        return self._spark.read.option("basePath", self.url).schema(_with_batch(schema)).parquet(*places)
+        wanted = _with_batch(schema)
+        return self._spark.read.option("basePath", self.url).schema(wanted).parquet(*places).select(*wanted.names)
 
 
 class LocalFiles(_SparkFiles):
@@ -269,9 +273,12 @@ class ObjectFiles:
         with self._open() as files:
             return _numbers(files.keys("batch="))
 
-    def replace(self, batch: int, rows: DataFrame, rows_per_file: int) -> int:
+    def replace(self, batch: int, rows: DataFrame, rows_per_file: int, layout: TableLayout = BY_DATE) -> int:
+        by = "date"
+        if layout != BY_DATE:
+            rows, by = with_directory(rows, layout, rows.schema), DIRECTORY
         directory, staged = batch_directory(batch), f"_staged/{batch_directory(batch)}-{token_hex(8)}"
-        found = write_by_tasks(rows, self._access, staged, rows_per_file=rows_per_file, date_inside=False)
+        found = write_by_tasks(rows, self._access, staged, rows_per_file=rows_per_file, date_inside=False, by=by)
         with self._open() as files:
             for old in files.keys(f"{directory}/"):
                 files.call(files.store.delete(old))
@@ -293,7 +300,10 @@ class ObjectFiles:
         if batch is not None:
             keys = [key for key in keys if _numbers([key])[0] < batch]
         if since is not None:
-            keys = [key for key in keys if key.partition("/")[2] >= f"date={since.isoformat()}/"]
+            # Files that are divided otherwise stay.
+            date_keys = (key.partition("/")[2] for key in keys)
+            wanted = [not each.startswith("date=") or each >= f"date={since.isoformat()}/" for each in date_keys]
+            keys = [key for key, is_wanted in zip(keys, wanted, strict=True) if is_wanted]
         return self._frame(_with_batch(schema), keys)
 
     def read_among(self, schema: StructType, batches: list[int]) -> DataFrame:

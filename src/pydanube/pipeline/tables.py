@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 
 from pydanube.core.declared import says
 from pydanube.errors import ConfigError, DataDamaged, Refused
+from pydanube.pipeline.partitions import BY_DATE, TableLayout
 from pydanube.pipeline.table_files import TableFiles
 
 ROWS_PER_FILE: Final = 1_000_000
@@ -71,6 +72,10 @@ class LakeTable(Protocol):
         """
         ...
 
+    def has(self, batch: int) -> bool:
+        """Whether it was written, with rows."""
+        ...
+
     def batch(self, number: int) -> DataFrame:
         """The rows of a batch that was written."""
         ...
@@ -96,7 +101,13 @@ class LakeTable(Protocol):
         ...
 
     def version(self) -> str:
-        """Changes when anybody writes to the table, or may not, if it can be this job only."""
+        """Changes when anybody writes to the table, or may not, if it can be this job only. `numbers` and `among` are
+        of what it was when this was asked for, or when this job wrote to it.
+        """
+        ...
+
+    def version_before(self) -> str:
+        """What `version` was before the last write."""
         ...
 
 
@@ -165,16 +176,28 @@ def check_query(table: str, theirs: str | None, ours: str, newest: int, batch: i
         raise OlderCheckpoint(table, newest, batch)
 
 
+def check_partitions(table: str, there: str, layout: TableLayout) -> None:
+    """Raises ConfigError if a table is divided in another way."""
+    if there != str(layout):
+        raise ConfigError("partition_by", str(layout), f"{there}, by which {table} is divided: or use another name")
+
+
 class ParquetTable:
     """A directory of batches, on any store (`table_files.py`)."""
 
-    def __init__(self, files: TableFiles, *, rows_per_file: int = ROWS_PER_FILE) -> None:
+    def __init__(self, files: TableFiles, *, rows_per_file: int = ROWS_PER_FILE, layout: TableLayout = BY_DATE) -> None:
         self.path = files.url
         self._files = files
         self._rows_per_file = rows_per_file
+        self._layout = layout
 
     def evolve(self, schema: StructType) -> None:
         known = self._schema() or StructType([])
+        there = self._files.text("_partitions") or (str(BY_DATE) if known.fields else None)
+        if there is not None:
+            check_partitions(self.path, there, self._layout)
+        elif self._layout.divisions != BY_DATE.divisions:
+            self._files.keep("_partitions", str(self._layout))
         wanted = widened(known, schema, self.path)
         if wanted != known:
             self._files.keep("_schema.json", wanted.json())
@@ -204,9 +227,12 @@ class ParquetTable:
         fitted = rows.select(
             *((F.col(f.name) if f.name in have else F.lit(None)).cast(f.dataType).alias(f.name) for f in wanted.fields)
         )
-        stored = self._files.replace(batch, fitted, self._rows_per_file)
+        stored = self._files.replace(batch, fitted, self._rows_per_file, self._layout)
         check(stored)
         return stored
+
+    def has(self, batch: int) -> bool:
+        return batch in self._files.batches()
 
     def batch(self, number: int) -> DataFrame:
         return self._files.read(self.schema(), number)
@@ -226,6 +252,9 @@ class ParquetTable:
         return self._files.read_among(self.schema(), sorted(batches)).withColumnRenamed("batch", BATCH)
 
     def version(self) -> str:
+        return ""
+
+    def version_before(self) -> str:
         return ""
 
 

@@ -26,6 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pydanube.client.thread import LoopThread
+from pydanube.pipeline.partitions import DIRECTORY
 from pydanube.stores.objects.urls import OpenObjectStore, open_object_store
 
 TASK_BYTES: Final = 128 << 20  # of rows that wait in memory for their files, which are smaller
@@ -118,21 +119,28 @@ class IcebergAccess:
 
 
 def write_by_tasks(
-    rows: DataFrame, access: FileAccess, directory: str, *, rows_per_file: int, date_inside: bool
+    rows: DataFrame, access: FileAccess, directory: str, *, rows_per_file: int, date_inside: bool, by: str = "date"
 ) -> list[WrittenFile]:
-    """Writes the rows below a directory, by their date. `date_inside`: it is a column of the files, too."""
-    task = partial(_write, access, directory, rows_per_file, date_inside)
+    """Writes the rows below a directory, by their date, or `by` another column. `date_inside`: it is a column of the
+    files, too.
+    """
+    task = partial(_write, access, directory, rows_per_file, date_inside, by)
     found = rows.mapInArrow(task, "path string, rows bigint").collect()
     return sorted(WrittenFile(row["path"], row["rows"]) for row in found)
 
 
 def _write(
-    access: FileAccess, directory: str, rows_per_file: int, date_inside: bool, batches: Iterable[pa.RecordBatch]
+    access: FileAccess,
+    directory: str,
+    rows_per_file: int,
+    date_inside: bool,
+    by: str,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     attempt = f"{context.partitionId() if context is not None else 0:05}-{token_hex(8)}"
     with access.open() as files:
-        writer = _Writer(files, directory, attempt, rows_per_file, date_inside)
+        writer = _Writer(files, directory, attempt, rows_per_file, date_inside, by)
         for batch in batches:
             writer.add(batch)
         done = writer.finish()
@@ -145,23 +153,26 @@ def _write(
 class _Writer:
     """One attempt of one task."""
 
-    def __init__(self, files: OpenFiles, directory: str, attempt: str, rows_per_file: int, date_inside: bool) -> None:
+    def __init__(
+        self, files: OpenFiles, directory: str, attempt: str, rows_per_file: int, date_inside: bool, by: str
+    ) -> None:
         self._files = files
         self._directory = directory
         self._attempt = attempt
         self._rows_per_file = rows_per_file
         self._date_inside = date_inside
-        self._waiting: dict[date | None, list[pa.RecordBatch]] = {}
-        self._bytes: dict[date | None, int] = {}
+        self._by = by
+        self._waiting: dict[Any, list[pa.RecordBatch]] = {}
+        self._bytes: dict[Any, int] = {}
         self._done: list[WrittenFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        dates = batch.column("date")
+        dates = batch.column(self._by)
         for each in pc.unique(dates).to_pylist():
             same = pc.is_null(dates) if each is None else pc.equal(dates, pa.scalar(each, dates.type))
             self._add(each, batch.filter(same))
 
-    def _add(self, day: date | None, rows: pa.RecordBatch) -> None:
+    def _add(self, day: Any, rows: pa.RecordBatch) -> None:
         while rows.num_rows:
             waiting = self._waiting.setdefault(day, [])
             space = self._rows_per_file - sum(each.num_rows for each in waiting)
@@ -173,15 +184,16 @@ class _Writer:
         if sum(self._bytes.values()) >= TASK_BYTES:
             self._write(max(self._bytes, key=lambda each: self._bytes[each]))
 
-    def _write(self, day: date | None) -> None:
+    def _write(self, day: Any) -> None:
         self._bytes.pop(day)
         table = pa.Table.from_batches(self._waiting.pop(day))
-        if not self._date_inside:
-            table = table.drop_columns(["date"])
+        if not self._date_inside or self._by == DIRECTORY:
+            table = table.drop_columns([self._by])
         stream = pa.BufferOutputStream()
         pq.write_table(_in_utc(table), stream, row_group_size=ROW_GROUP_ROWS, compression="snappy")
-        named = NO_DATE if day is None else day.isoformat()
-        path = f"{self._directory}/date={named}/part-{self._attempt}-{len(self._done)}.parquet"
+        named = NO_DATE if day is None else day.isoformat() if isinstance(day, date) else str(day)
+        below = named if self._by == DIRECTORY else f"{self._by}={named}"
+        path = f"{self._directory}/{below}/part-{self._attempt}-{len(self._done)}.parquet"
         self._files.put(path, stream.getvalue())
         self._done.append(WrittenFile(path, table.num_rows))
 

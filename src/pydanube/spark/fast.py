@@ -45,18 +45,25 @@ def history(spark: SparkSession, topic: str, **options: Any) -> DataFrame:
     for note in advanced.notes:
         log.warning(note)
     pieces = between(states, start, advanced.end, fail_on_data_loss=fails)
-    why = _why_not(spark, states, pieces)
+    why = why_not(spark, states, pieces)
     if why:
         log.warning("history comes through the Python source", extra={"topic": topic, "why": why})
         ended = {name: min(end, advanced.end.next[name]) for name, end in ends.items()}
         return _through_python(spark, chosen, given, dict(start.next), ended)
+    return parquet_rows(spark, states, pieces, chosen.columns)
+
+
+def parquet_rows(
+    spark: SparkSession, states: Sequence[TopicState], pieces: Sequence[RangeSource], columns: Sequence[str]
+) -> DataFrame:
+    """The rows of pieces that `why_not` has nothing against."""
     urls = {state.topic: state.storage_url or "" for state in states}
     frames = [
-        _frame(spark, name, urls[name], [piece for piece in pieces if piece.topic == name], chosen.columns)
+        _frame(spark, name, urls[name], [piece for piece in pieces if piece.topic == name], columns)
         for name in sorted({piece.topic for piece in pieces})
     ]
     if not frames:
-        return spark.createDataFrame([], from_arrow_schema(arrow_schema(chosen.columns)))
+        return spark.createDataFrame([], from_arrow_schema(arrow_schema(columns)))
     return reduce(DataFrame.unionByName, frames)
 
 
@@ -79,8 +86,10 @@ def _places(reach: Reach, place: Any, states: Sequence[TopicState], *, ending: b
     return resolve(place, states, times, ending=ending)
 
 
-def _why_not(spark: SparkSession, states: Sequence[TopicState], pieces: Sequence[RangeSource]) -> str:
-    """Empty if Spark can read the objects by itself."""
+def why_not(spark: SparkSession, states: Sequence[TopicState], pieces: Sequence[RangeSource]) -> str:
+    """Why Spark cannot read the pieces by itself; empty if it can."""
+    if any(piece.described is None for piece in pieces):
+        return "some of it is on a broker's disk only"
     if any(piece.described is not None and piece.described.format != PARQUET for piece in pieces):
         return "an object is stored raw"
     for scheme in {parse_url("storage.url", state.storage_url or "").scheme for state in states}:
@@ -135,7 +144,11 @@ def _frame(
         else:
             paths.append(f"{HADOOP[place.scheme][0]}://{url.partition('://')[2].rstrip('/')}/{key}")
         cut = cut or (piece.first, piece.end) != (piece.described.start_offset, piece.described.end)
-    frame = spark.read.parquet(*paths)
+    # The schema is known: else Spark would read a footer to find one, and take an old object's for all.
+    schema = from_arrow_schema(arrow_schema([name for name in columns if name != "topic"]))
+    if "offset" not in columns:
+        schema = schema.add("offset", "long")
+    frame = spark.read.schema(schema).parquet(*paths)
     if cut:
         # Ranges, not objects, are what was asked for; neighbours count as one.
         ranges: list[tuple[int, int]] = []

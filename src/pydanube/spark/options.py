@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias
 
+from pydanube.config.checks import HIDDEN
 from pydanube.core.names import TopicName
 from pydanube.errors import ConfigError, InvalidName
 
@@ -36,7 +37,7 @@ COLUMNS: Final = (
     "attributes",
     "payload",
 )
-EXTRA_COLUMNS: Final = ("request_id", "producer_id", "sequence", "epoch", "append_time")
+EXTRA_COLUMNS: Final = ("request_id", "producer_id", "sequence", "epoch", "append_time", "event_time", "deliver_at")
 
 CONNECTION_OPTIONS: Final = (
     "service.url",
@@ -112,11 +113,11 @@ class QueryOptions:
     def __init__(self, options: Mapping[str, str], known: Collection[str]) -> None:
         self._values = _without_table({name.lower(): str(value) for name, value in options.items()})
         names = {name.lower(): name for name in (*known, *SPARK_OPTIONS)}
-        for name, value in self._values.items():
+        for name in self._values:
             if name not in names:
                 meant = get_close_matches(name, names, 1, 0.7)
                 hint = f"did you mean {names[meant[0]]}?" if meant else f"the options are {', '.join(known)}"
-                raise ConfigError(name, value, hint)
+                raise ConfigError(name, HIDDEN, hint)  # it may be a secret's, misspelt
 
     def text(self, name: str) -> str | None:
         return self._values.get(name.lower()) or None
@@ -162,7 +163,7 @@ class QueryOptions:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise ConfigError(name, value, "a JSON object")
+            raise ConfigError(name, HIDDEN, "a JSON object")  # of credentials, perhaps
         return found
 
 

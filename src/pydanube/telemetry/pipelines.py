@@ -11,15 +11,15 @@ from pydanube.telemetry.families import Family, Rows, counter_family, gauge_fami
 
 def pipeline_families(rows: Sequence[PipelineRow]) -> Iterator[Family]:
     """Every family, also without a pipeline. What is not known of one has no series."""
-    labels = ("pipeline", "job")
+    labels = ("pipeline",)
 
     def of(number: Callable[[PipelineRow], float | None]) -> Rows:
-        numbers = [((each.name, each.job), number(each)) for each in rows]
+        numbers = [((each.name,), number(each)) for each in rows]
         return [(names, value) for names, value in numbers if value is not None]
 
     text = "1 for how a pipeline is doing, 0 for the other words"
     each_health = [
-        ((each.name, each.job, health.value), float(each.health == health.value)) for each in rows for health in Health
+        ((each.name, health.value), float(each.health == health.value)) for each in rows for health in Health
     ]
     yield gauge_family("danube_pipeline_health", text, (*labels, "health"), each_health)
     text = "How old the newest data of the result may be; pipelines of which it is known"

@@ -143,6 +143,7 @@ class SubscriptionNow(NamedTuple):
     dead_lettered: int
     lag_seconds: float | None = None
     catch_up_seconds: float | None = None
+    scheduled: int | None = None  # None: non-reliable
 
     @classmethod
     def of(
@@ -161,6 +162,7 @@ class SubscriptionNow(NamedTuple):
             dead_lettered=metrics.dead_lettered.value,
             lag_seconds=0.0 if standing and standing.lag == 0 else metrics.lag_seconds,
             catch_up_seconds=0.0 if standing and standing.lag == 0 else metrics.catch_up_seconds,
+            scheduled=standing.scheduled if standing else None,
         )
 
 
@@ -325,6 +327,9 @@ class MetricsSnapshot(NamedTuple):
         text = "Age of the oldest message that was not acknowledged; no line: not known"
         late = [(each.labels, each.lag_seconds) for each in every if each.lag_seconds is not None]
         yield gauge_family("danube_subscription_lag_seconds", text, labels, late)
+        text = "Messages that are not to be delivered yet, as far as the subscription has come to them; they are no lag"
+        later = [(each.labels, each.scheduled) for each in every if each.scheduled is not None]
+        yield gauge_family("danube_subscription_scheduled_messages", text, labels, later)
         text = "Until it has caught up, at the rate of the last minute: +Inf if never; no line: not known"
         hopes = [(each.labels, each.catch_up_seconds) for each in every if each.catch_up_seconds is not None]
         yield gauge_family("danube_subscription_catch_up_seconds", text, labels, hopes)
@@ -414,7 +419,7 @@ class MetricsSnapshot(NamedTuple):
         yield histogram_family("danube_event_loop_lag_ms", text, (), [((), self.broker.loop_lag)])
         if self.broker.dispatch is not None:
             decoded, decoded_max, outboxes, outboxes_max = self.broker.dispatch
-            text = "Bytes of messages kept decoded for whoever reads the same place next"
+            text = "Bytes of messages kept decoded for the next reader of the same place"
             yield gauge_family("danube_dispatch_decoded_bytes", text, (), [((), decoded)])
             text = "How many they may be (dispatch.decoded_mb)"
             yield gauge_family("danube_dispatch_decoded_limit_bytes", text, (), [((), decoded_max)])
@@ -461,7 +466,7 @@ class MetricsSnapshot(NamedTuple):
             yield counter_family("danube_wal_busy", text, (), [((), refused)])
         text = "Sessions of idempotent producers that are remembered, in all topics"
         yield gauge_family("danube_producer_sessions", text, (), [((), wal.sessions)])
-        text = "Sessions that ended because nobody used them for storage.wal.session_hours"
+        text = "Sessions that ended because they were not used for storage.wal.session_hours"
         yield counter_family("danube_producer_sessions_ended", text, (), [((), wal.sessions_ended)])
         text = "Sessions that did not fit where the next owner looks: it does not know them"
         yield counter_family("danube_producer_sessions_cut", text, ("place",), by_word(CUTS, wal.sessions_cut))

@@ -228,7 +228,7 @@ async def topics(site: Site, request: Request) -> Any:
     by_broker: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_broker.setdefault(row.broker_id, []).append(_topic_row(samples, row))
-    ownerless = [f"topic {each['name']}: nobody serves it just now" for each in by_broker.get("", [])]
+    ownerless = [f"topic {each['name']}: no broker serves it just now" for each in by_broker.get("", [])]
     return {
         "timestamp": _now(),
         "brokers": [{"broker": _broker(each), "topics": by_broker.get(each.broker_id, [])} for each in brokers],
@@ -280,7 +280,7 @@ async def _printed(site: Site, name: str, broker_id: str) -> str:
     for broker in await site.gateway.brokers():
         if broker.broker_id == broker_id:
             return await scrape(broker.metrics_addr)
-    raise Unreachable(f"the broker of {name}", "nobody serves it just now")
+    raise Unreachable(f"the broker of {name}", "no broker serves it just now")
 
 
 def _subscription(name: str, found: values.SubscriptionSettings | None) -> dict[str, Any]:

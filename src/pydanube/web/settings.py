@@ -25,12 +25,11 @@ from pydanube.core.dispatch.delivery import (
 )
 from pydanube.core.dispatch.lag import OBSERVE, OFF, PROFILES
 from pydanube.core.names import NamespaceName, TopicName
-from pydanube.core.policies import TopicPolicy
+from pydanube.core.policies import U32_MAX, TopicPolicy
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.web import formats
 from pydanube.web.site import Site, form_of, sentence_of, subscription_of, subscription_url, topic_of, topic_url, whole
 
-U32_MAX: Final = (1 << 32) - 1
 LIMITS: Final = tuple(TopicPolicy().limits())
 BACKOFF_WORDS: Final = {number: word for word, number in BACKOFF.items()}
 POISON_WORDS: Final = {number: word.replace("_", " ") for word, number in POISON.items()}

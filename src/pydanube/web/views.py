@@ -53,7 +53,7 @@ def topic_chip(row: TopicRow, thing: Thing, operations: Operations, silent: Chip
     if operations.running("move", row.name) is not None:
         return Chip("moving", "moving", "on its way to another broker")
     if not row.broker_id:
-        return Chip("bad", "no owner", "nobody serves it just now; its page says why")
+        return Chip("bad", "no owner", "no broker serves it just now; its page says why")
     if silent is not None:
         return silent
     return flow_chip(thing)

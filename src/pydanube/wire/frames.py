@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from pydanube.core.dispatch.ranges import OffsetRange
 from pydanube.errors import ProtocolViolation
+from pydanube.formats.batch_header import ENVELOPE_VERSION as ENVELOPE_VERSION
 from pydanube.formats.frames import BODY_ALIGNMENT as BODY_ALIGNMENT
 from pydanube.formats.frames import COMMAND_SIZE_MAX as COMMAND_SIZE_MAX
 from pydanube.formats.frames import FRAME_SIZE_LIMIT as FRAME_SIZE_LIMIT

@@ -137,6 +137,7 @@ class Session(Generic[W]):
         self._is_client = side is Side.CLIENT
         self.state = SessionState.GREETING
         self.end: SessionEnd | None = None
+        self.envelope_version = 1  # the newest that the peer reads
         self.client = ""  # the client's name for itself, known to a server that was greeted
         self.frame_size_max = frames.FRAME_SIZE_LIMIT  # of what may be sent to the peer
         self._greeting = greeting
@@ -420,6 +421,8 @@ class Session(Generic[W]):
         welcome.in_flight_max = frames.IN_FLIGHT_MAX
         welcome.keepalive_seconds = self._limits.keepalive_seconds
         welcome.commands[:] = frames.ADDED
+        welcome.envelope_version = frames.ENVELOPE_VERSION
+        self.envelope_version = max(1, hello.envelope_version)
         self.state, self._is_greeted = SessionState.OPEN, True
         self.send(pb.Command(request_id=frame.command.request_id, welcome=welcome))
 

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+from typing import Any
 
 import grpc
 from danube import DanubeClientBuilder, DispatchStrategy
@@ -26,7 +27,7 @@ async def main() -> None:
     client = await DanubeClientBuilder().service_url(options.url).build()
     registry = client.schema()
 
-    def registering(schema: object) -> object:
+    def registering(schema: object) -> Any:
         data = json.dumps(schema).encode()
         return registry.register_schema(subject).with_type(SchemaType.JSON_SCHEMA).with_schema_data(data).execute()
 
@@ -44,7 +45,7 @@ async def main() -> None:
     say("mode", done=await registry.set_compatibility_mode(subject, CompatibilityMode.FULL))
     say("deleted", done=await registry.delete_schema_version(subject, 1))
 
-    def producer(name: str) -> object:
+    def producer(name: str) -> Any:
         return client.new_producer().with_topic(topic).with_name(name).with_dispatch_strategy(DispatchStrategy.RELIABLE)
 
     typed = producer("typed").with_schema_subject(subject).build()

@@ -50,6 +50,30 @@ class RpcRefusal(Exception):
         self.status = Status(code, cut(sentence))
 
 
+class ServiceHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """The methods of one service, by path. Their behaviours take a refusal in place of a request, and raise it."""
+
+    def __init__(
+        self, methods: Mapping[str, Any], size_max_bytes: Mapping[str, int], requests: Mapping[str, str]
+    ) -> None:
+        self._methods = methods
+        self._requests = requests
+        self.size_max_bytes = size_max_bytes
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._methods.get(handler_call_details.method)
+
+    def too_large(self, path: str) -> Callable[[int, int], str]:
+        """The sentence for a request of a size that is over a limit."""
+        kind = self._requests[path]
+        return lambda size, limit: over_limit(kind, size, limit, is_message=path in self.size_max_bytes)
+
+
+def over_limit(kind: str, size: int, limit: int, *, is_message: bool) -> str:
+    why = ": no consumer could receive it" if is_message else ""
+    return f"a {kind} of {size} bytes is over the limit of {limit}{why}"
+
+
 def handler_of(
     service: ServiceDescriptor,
     implementation: object,
@@ -93,7 +117,7 @@ def handler_of(
         if (bound := pressure.get(method.name)) is not None:
             intake = Intake(bound)
             careful = intake.carefully(behaviour, _refuser(name, metrics, codes))
-            path = f"/{service.full_name}/{method.name}"
+            path = _path(service, method.name)
             admitted.append(
                 (
                     path,
@@ -103,7 +127,9 @@ def handler_of(
             )
             read = _reader(method, size_max_bytes.get(method.name), bound.why_busy, codes, intake.received)
         methods[method.name] = make(behaviour, request_deserializer=read, response_serializer=write)
-    handler = grpc.method_handlers_generic_handler(service.full_name, methods)
+    bounds = {_path(service, name): size for name, size in size_max_bytes.items()}
+    requests = {_path(service, method.name): method.input_type.name for method in service.methods}
+    handler = ServiceHandler({_path(service, name): each for name, each in methods.items()}, bounds, requests)
     for path, intake, careful_handler in admitted:
         handler = Admitting(handler, path, intake, careful_handler)
     return handler
@@ -220,8 +246,7 @@ def _reader(
         if size_max_bytes is not None and len(data) > size_max_bytes:
             return RpcRefusal(
                 Code.INVALID_ARGUMENT,
-                f"a {kind.DESCRIPTOR.name} of {len(data)} bytes is over the limit of {size_max_bytes}: "
-                "no consumer could receive it",
+                over_limit(kind.DESCRIPTOR.name, len(data), size_max_bytes, is_message=True),
             )
         if (why := busy()) is not None:
             return RpcRefusal(*status(why, table))
@@ -231,6 +256,10 @@ def _reader(
             return RpcRefusal(Code.INVALID_ARGUMENT, f"the request is no {kind.DESCRIPTOR.full_name}")
 
     return read
+
+
+def _path(service: ServiceDescriptor, method: str) -> str:
+    return f"/{service.full_name}/{method}"
 
 
 def snake(name: str) -> str:

@@ -10,6 +10,7 @@ from pydanube.api.native.handles import ConsumerHandle, fits, groups_of, parts_o
 from pydanube.api.native.intake import PARSE_ON_LOOP_BYTES
 from pydanube.broker.outbox import DeliveredBatch, RecalledRanges
 from pydanube.errors import MessageTooLarge, NotServed, SubscriptionBusy
+from pydanube.formats.batch import in_version_1
 from pydanube.wire import frames
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import to_wire
@@ -67,7 +68,10 @@ class Pump:
         deliver = pb.Deliver(
             consumer=consuming.handle, ranges=frames.flat(wanted.ranges), attempt=item.attempt, seeks=item.seeks
         )
-        self._connection.send(pb.Command(deliver=deliver), *item.batch.buffers)
+        batch = item.batch
+        if batch.header.envelope > self._connection.session.envelope_version:
+            batch = in_version_1(batch)
+        self._connection.send(pb.Command(deliver=deliver), *batch.buffers)
         consuming.sent(wanted)
 
     def _ended(self) -> None:

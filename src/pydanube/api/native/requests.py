@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from pydanube.api.native.handle_table import HandleTable
@@ -32,7 +33,7 @@ from pydanube.errors import (
     Refused,
     TopicUnknown,
 )
-from pydanube.formats.batch import Batch, topic_hash
+from pydanube.formats.batch import Batch, in_version_1, topic_hash
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 
 if TYPE_CHECKING:
@@ -194,11 +195,13 @@ class NativeRequests:
         first_on_disk = await topic.flush_log()
         stored = await read_subscriptions(self._broker.topics.context.metadata, topic.name)
         letters = {each.config.policy.dead_letter_topic for each in stored if each.config.policy is not None}
+        gone_seconds = topic.storage.tier.config.garbage_gone_seconds if topic.storage is not None else 0.0
         flushed = pb.LogFlushed(
             head=head,
             first_on_disk=first_on_disk,
             dead_letter_topics=sorted(name for name in letters if name),
-            garbage_seconds=round(topic.storage.tier.config.garbage_seconds) if topic.storage is not None else 0,
+            garbage_seconds=min(ceil(gone_seconds), 2**32 - 1),
+            set_aside=await topic.set_aside(),
         )
         return {"log_flushed": flushed}
 
@@ -364,6 +367,7 @@ class NativeRequests:
             lag_messages=info.lag_messages,
             has_lag=info.has_lag,
             sentence=subscription.explain()[:1024],
+            scheduled=subscription.scheduled,
         )
         return {"lag": lag}
 
@@ -414,6 +418,8 @@ class NativeRequests:
             if topic.first_offset <= start < error.first <= topic.head:
                 return [], error.first  # offsets that were never used
             raise
+        if any(batch.header.envelope > self._connection.session.envelope_version for batch in found):
+            found = await self._broker.run(lambda: [in_version_1(batch) for batch in found])
         frame_size_max = self._connection.session.frame_size_max
         if sum(batch.header.size_bytes for batch in found) + DELIVER_OVERHEAD_BYTES > frame_size_max:
             found = await self._broker.run(lambda: fetched(found, start, frame_size_max))

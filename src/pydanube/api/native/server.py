@@ -35,6 +35,10 @@ class NativeServer:
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
+    def change_limits(self, limits: StreamLimits) -> None:
+        """Connections that are accepted from now on are told these, and held to them."""
+        self.limits = limits
+
     async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Returns the port that was bound. Raises OSError."""
         loop = asyncio.get_running_loop()

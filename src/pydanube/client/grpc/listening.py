@@ -25,7 +25,7 @@ _METHODS: Final = {"admin": "/danube_admin.BrokerAdmin/ListBrokers", "client": "
 
 
 class Listener(StrEnum):
-    NOBODY = "nobody"
+    NONE = "none"
     GRPC = "gRPC"
     NATIVE = "native"
     HTTP = "HTTP"
@@ -40,7 +40,7 @@ async def listener_at(address: str) -> Listener:
         async with asyncio.timeout(PROBE_SECONDS):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     except (OSError, TimeoutError):
-        return Listener.NOBODY
+        return Listener.NONE
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             writer.write(HTTP2)

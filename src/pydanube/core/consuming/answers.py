@@ -22,8 +22,8 @@ from pydanube.core.consuming.values import (
     EndTurn,
     Nacked,
     NoteRefused,
+    OffsetRun,
     Ranges,
-    Run,
     Send,
     Settle,
     Verdict,
@@ -43,7 +43,7 @@ class Answers:
     def __init__(self, ranges_max: int) -> None:
         self._ranges_max = ranges_max
         self._is_turn_due = False
-        self.run = Run()
+        self.run = OffsetRun()
         self._acks = OffsetRanges()
         self._nacks: dict[tuple[int, str], OffsetRanges] = {}  # by delay and reason
         self.unsent: deque[Verdict] = deque()

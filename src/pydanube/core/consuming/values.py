@@ -67,7 +67,7 @@ def in_parts(ranges: Iterable[tuple[int, int]], ranges_max: int) -> list[list[tu
     return [flat[at : at + ranges_max] for at in range(0, len(flat), ranges_max)]
 
 
-class Run:
+class OffsetRun:
     """The newest acks, which follow each other. An ack of `end`, delivered in `era`, may just raise it."""
 
     __slots__ = ("end", "era", "first")

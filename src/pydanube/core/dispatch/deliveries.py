@@ -119,6 +119,23 @@ class Deliveries:
             self.windows.repay(window, settled)
         return unsent
 
+    def postponed(self, consumer: ConsumerId, first: int, end: int) -> list[RangePiece[Flight]]:
+        """Takes back what was to be sent of [first, end) and was not, because it is not due."""
+        window = self.windows.get(consumer)
+        if window is None:
+            return []  # it left in the meantime, and what it held was taken back then
+        settled = end - first
+        taken: list[RangePiece[Flight]] = []
+        for piece in self.in_flight.overlap(first, end):
+            if piece.value.consumer != consumer:
+                continue
+            self.in_flight.cut(piece.first, piece.end)
+            self.windows.refund(window, piece.end - piece.first, unseen=piece.value.unseen)
+            settled -= piece.end - piece.first
+            taken.append(piece)
+        self.windows.repay(window, settled)
+        return taken
+
     # --- ending -----------------------------------------------------------------------------------------
 
     def release(self, pieces: Iterable[RangePiece[Flight]]) -> None:

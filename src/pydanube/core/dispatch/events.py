@@ -100,6 +100,25 @@ class Shipped:
 
 
 @dataclass(frozen=True, slots=True)
+class Scheduled:
+    """These were read and are not to be delivered yet: first, end, and the time in microseconds since 1970.
+
+    `consumer`: whom they were to be sent to, and were not; before the `Shipped` of that Send. None: only their keys
+    were read.
+    """
+
+    pieces: tuple[tuple[int, int, int], ...]
+    consumer: ConsumerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DateSet:
+    """What date it is by the broker's clock, which may have jumped."""
+
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class AckReceived:
     """`consumer`: who says so, if that is known: a sign of life."""
 
@@ -155,9 +174,13 @@ class LogTrimmed:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """Offsets and their keys, by offset: the answer to `ReadKeys`. May be short, or empty."""
+    """Offsets and their keys, by offset: the answer to `ReadKeys`. May be short, or empty.
+
+    `scheduled`: what is not to be delivered yet, as in `Scheduled`. Its keys do not wait for it.
+    """
 
     pairs: tuple[tuple[int, str], ...]
+    scheduled: tuple[tuple[int, int, int], ...] = ()
 
 
 # --- events: time and administration -----------------------------------------------------------------------
@@ -207,6 +230,8 @@ Event: TypeAlias = (
     | Returned
     | ConsumerFinished
     | Shipped
+    | Scheduled
+    | DateSet
     | AckReceived
     | NackReceived
     | Available

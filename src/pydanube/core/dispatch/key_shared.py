@@ -27,8 +27,8 @@ from pydanube.core.dispatch.events import (
     Joined,
     Keyed,
     NackReceived,
-    Ranges,
     ReadKeys,
+    Scheduled,
     Ticked,
 )
 from pydanube.core.dispatch.key_backlog import KeyBacklog
@@ -78,15 +78,18 @@ class KeySharedDispatch(DispatchMachine):
 
     def _apply(self, event: Event) -> None:
         match event:
-            case Keyed(pairs):
-                self._read(pairs)
+            case Keyed(pairs, scheduled):
+                self._read(pairs, scheduled)
             case Forgotten(consumer):
                 self.owners.forget(consumer)
                 self.backlog.look_for_unaccepted = True
             case Ticked() | CursorReset():
                 self._asked = False  # in case the question or its answer was lost; a repeated answer does no harm
-            case AckReceived(ranges) | NackReceived(ranges):
+            case AckReceived(ranges):
                 self._answer_gone(ranges)
+            case NackReceived(ranges, consumer=consumer):  # of one that holds it no more it frees nothing
+                held = [part for first, end in ranges for part in self.in_flight.held_by(consumer, first, end)]
+                self._answer_gone(held)
             case _:
                 pass
         super()._apply(event)
@@ -163,9 +166,11 @@ class KeySharedDispatch(DispatchMachine):
         missing = self.progress.missing.next_first(fresh.first)
         return OffsetRange(fresh.first, end if missing is None else min(end, missing))
 
-    def _read(self, pairs: tuple[tuple[int, str], ...]) -> None:
+    def _read(self, pairs: tuple[tuple[int, str], ...], scheduled: tuple[tuple[int, int, int], ...]) -> None:
         self._asked = False
         backlog, progress = self.backlog, self.progress
+        if scheduled:  # first: those behind them follow without a gap
+            self._postpone(Scheduled(scheduled))
         known_before = len(backlog.key_of)
         for offset, key in pairs:
             if backlog.unread.remove(offset, offset + 1):
@@ -176,7 +181,7 @@ class KeySharedDispatch(DispatchMachine):
             if fresh is not None and fresh.first == offset:
                 progress.take_fresh(1)
                 backlog.enqueue(offset, key)
-        self._ask_later = len(backlog.key_of) == known_before
+        self._ask_later = len(backlog.key_of) == known_before and not scheduled
 
     def _resume(self) -> None:
         super()._resume()
@@ -229,7 +234,7 @@ class KeySharedDispatch(DispatchMachine):
         for piece in self.in_flight.overlap(first, end):
             self.backlog.gone.add(piece.first, piece.end)
 
-    def _answer_gone(self, ranges: Ranges) -> None:
+    def _answer_gone(self, ranges: Sequence[tuple[int, int]]) -> None:
         """A consumer has said something about messages that are settled already: their keys go on."""
         gone = self.backlog.gone
         if not gone:

@@ -97,6 +97,9 @@ class Standing:
     first_offset: int = 0
     missing: int = 0
     unaccepted: int = 0  # Key-Shared: kept for consumers that are away
+    scheduled: int = 0  # not to be delivered yet; no lag
+    scheduled_full: bool = False  # as many as may be: nothing more is looked at until one is due
+    due_at: float | None = None  # of the first of them
     timed_out: int = 0  # taken back, since the machine was made, because no ack came in time
     skipped: int = 0  # offsets from next_unacked on that are missing, or acknowledged: what waits begins behind them
 
@@ -136,6 +139,14 @@ def explain(standing: Standing, now: float, *, expired: int = 0) -> str:
 
 def _cause(s: Standing, now: float) -> str:
     behind = f"{_messages(s.lag)} behind: acknowledged below offset {s.next_unacked}, committed below {s.head}"
+    if s.scheduled:
+        due = "" if s.due_at is None else f", the first due in {_seconds(s.due_at - now)}"
+        waits = f"{_messages(s.scheduled)} {'is' if s.scheduled == 1 else 'are'} scheduled for later{due}"
+        if s.lag == 0:
+            return f"caught up with what is due below offset {s.head}: {waits}"
+        behind += f"; {waits}"
+        if s.scheduled_full and not s.undispatched and not s.unacked:
+            return f"held: no more may be scheduled, and what is behind them waits until one is due; {behind}"
     if s.lag == 0 and s.missing:
         lost = f"up to {_messages(s.missing)} of a lost broker wait to be rescued or discarded"
         return f"caught up with what can be read below offset {s.head}; {lost}"

@@ -11,6 +11,7 @@ The machine never waits, reads no clock and raises nothing: what cannot be is an
     queues       what of it their applications have not seen, and taking it from one consumer for another
     backlog      what is neither settled nor in flight: to be sent again, waiting, blocked
     progress     the cursor, what is acknowledged above it, what was never handed out
+    schedule     what is not to be delivered before a time; missing until then, as if it could not be read
 
 and subclasses decide which consumer gets what (`_assign`).
 
@@ -40,6 +41,7 @@ from pydanube.core.dispatch.events import (
     Available,
     ConsumerFinished,
     CursorReset,
+    DateSet,
     DeadLettered,
     DeadLetterFailed,
     Effect,
@@ -57,6 +59,7 @@ from pydanube.core.dispatch.events import (
     PolicyChanged,
     Ranges,
     Returned,
+    Scheduled,
     Shipped,
     Ticked,
     Voided,
@@ -66,6 +69,7 @@ from pydanube.core.dispatch.events import (
 from pydanube.core.dispatch.lag import LagInfo, Standing, lag_info
 from pydanube.core.dispatch.limits import TokenBucket
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, RangePiece, work
+from pydanube.core.dispatch.schedule import Schedule
 from pydanube.core.dispatch.window import Flight, SubscriptionProgress
 from pydanube.core.names import ConsumerId
 
@@ -92,6 +96,7 @@ class DispatchMachine(ABC):
         self.queues = ConsumerQueues(self.context, self.deliveries)
         self.in_flight = self.deliveries.in_flight
         self.windows = self.deliveries.windows
+        self.schedule = Schedule()
         self.first_offset = 0
         self.touched_max = 0  # ranges, by the costliest step so far
         self._sought = False  # by this owner: what it has not handed out since was delivered before, if ever
@@ -110,6 +115,7 @@ class DispatchMachine(ABC):
             self.backlog.failed(first, end, flight.tries.failed(TIMED_OUT), 0.0)
         windows.pace.forget_silent()
         self.backlog.retry_due()
+        self._reveal_due()
         self.deliveries.rate_ready_at = None
         self._unfinished = False
         if len(windows) > 1:
@@ -156,7 +162,10 @@ class DispatchMachine(ABC):
             dead_lettering=kept.dead_lettering,
             rate_ready_at=self.deliveries.rate_ready_at,
             first_offset=self.first_offset,
-            missing=progress.missing_count(),
+            missing=progress.missing_count() - self.schedule.count,
+            scheduled=self.schedule.count,
+            scheduled_full=self.schedule.is_full,
+            due_at=self.schedule.next_due(),
             skipped=progress.oldest_open() - progress.next_unacked,
             timed_out=self.deliveries.timed_out,
             unaccepted=kept.unaccepted,
@@ -215,6 +224,10 @@ class DispatchMachine(ABC):
             case Shipped():
                 for first, end, tries in self.deliveries.shipped(event):
                     self.backlog.take_back(first, end, tries)
+            case Scheduled():
+                self._postpone(event)
+            case DateSet(time_us):
+                self.schedule.set_date(time_us, self.context.now)
             case Granted(consumer, permits):
                 if permits.messages > 0:
                     self._heard_from(consumer)
@@ -290,6 +303,7 @@ class DispatchMachine(ABC):
             self.deliveries.answered(first, end, late)
         self.backlog.forget(committed)
         for first, end in committed:
+            self._unschedule(first, end)
             self.progress.settle(first, end)
 
     def _nack(self, event: NackReceived) -> None:
@@ -392,6 +406,7 @@ class DispatchMachine(ABC):
         if first < end:
             self._lose(first, end)
             self.backlog.forget((OffsetRange(first, end),))
+            self._unschedule(first, end)
             self.progress.settle(first, end)
 
     def _lose(self, first: int, end: int) -> None:
@@ -417,6 +432,39 @@ class DispatchMachine(ABC):
             self.context.timeout_seconds = self.windows.pace.timeout_seconds = event.policy.ack_timeout_seconds
             self.backlog.judge_again()
 
+    # --- events: not before a time ------------------------------------------------------------------------
+
+    def _postpone(self, event: Scheduled) -> None:
+        for first, end, time_us in event.pieces:
+            if event.consumer is None:
+                held = OffsetRanges((piece.first, piece.end) for piece in self.in_flight.overlap(first, end))
+                waiting = held.gaps(first, end)
+            else:
+                taken = self.deliveries.postponed(event.consumer, first, end)
+                waiting = [OffsetRange(piece.first, piece.end) for piece in taken]
+            for part in waiting:
+                self.backlog.forget((part,))
+                for open_part in self.progress.settled.gaps(max(part.first, self.progress.next_unacked), part.end):
+                    self.progress.withhold(*open_part)
+                    self.schedule.put(*open_part, time_us)
+        self.progress.holds_fresh = self.schedule.is_full
+
+    def _reveal_due(self) -> None:
+        """What is due can be read, and is compared with the date once more when it is."""
+        due = self.schedule.take_due(self.context.now, self.context.pieces_max)
+        if not due:
+            return
+        self._resume()
+        self.progress.holds_fresh = self.schedule.is_full
+        for first, end in due:
+            for late in self.progress.reveal(first, end):
+                self.backlog.reveal(*late)
+
+    def _unschedule(self, first: int, end: int) -> None:
+        for part in self.schedule.forget(first, end):
+            self.progress.missing.remove(*part)
+        self.progress.holds_fresh = self.schedule.is_full
+
     # --- time ---------------------------------------------------------------------------------------------
 
     def _emit_wake(self) -> None:
@@ -426,6 +474,7 @@ class DispatchMachine(ABC):
             self.backlog.next_due(),
             self.deliveries.rate_ready_at,
             self.queues.next_look(),
+            self.schedule.next_due(),
             self.windows.pace.silent_at(),
         ):
             if time is not None and (wanted is None or time < wanted):

@@ -46,7 +46,7 @@ class SubscriptionProgress:
     back only by `seek`.
     """
 
-    __slots__ = ("changes", "head", "missing", "next_fresh", "next_unacked", "settled")
+    __slots__ = ("changes", "head", "holds_fresh", "missing", "next_fresh", "next_unacked", "settled")
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class SubscriptionProgress:
         self.head = max(head, next_unacked)
         self.settled = OffsetRanges() if settled is None else settled
         self.missing = OffsetRanges(missing)  # kept also below the cursor: one may seek back
+        self.holds_fresh = False  # nothing more is handed out for the first time: too much is scheduled already
         self.changes = 0  # grows with every offset settled, and with every seek
         self._advance()
 
@@ -116,7 +117,7 @@ class SubscriptionProgress:
 
     def fresh_count(self, committed_head: int = 0) -> int:
         """Committed, readable offsets that were never handed out."""
-        return self._open_count(self.next_fresh, max(self.head, committed_head))
+        return 0 if self.holds_fresh else self._open_count(self.next_fresh, max(self.head, committed_head))
 
     def oldest_open(self) -> int:
         """The lowest deliverable offset that is not settled; the head if there is none. What is missing holds the
@@ -168,6 +169,8 @@ class SubscriptionProgress:
         return self._first_fresh() < self.head
 
     def _first_fresh(self) -> int:
+        if self.holds_fresh:
+            return self.head
         first = self.next_fresh
         while True:  # settled and missing ranges may follow one another
             onward = self.settled.first_gap(first)

@@ -284,6 +284,16 @@ class TierConfig:
     retention_check_seconds: float = 300.0
     sweep_seconds: float = 3600.0
 
+    @property
+    def garbage_sweep_seconds(self) -> float:
+        """So often it is looked whether garbage may go."""
+        return self.sweep_seconds / 6
+
+    @property
+    def garbage_gone_seconds(self) -> float:
+        """By then an owner that stays has removed what it swapped away: its turn comes every `upload_seconds`."""
+        return self.garbage_seconds + self.garbage_sweep_seconds + self.upload_seconds
+
 
 def merge_next(
     descriptors: Sequence[Descriptor], config: TierConfig, *, spared: Collection[str] = ()

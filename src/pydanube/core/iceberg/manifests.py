@@ -8,7 +8,7 @@
 Every entry is EXISTING, of snapshot 1 and sequence 1: an entry that named its snapshot could not be used by the next.
 Derived snapshots cannot say what was appended since the one before (a merge may lie in between), and do not claim to.
 
-A manifest's name is the hash of its bytes, so whoever derives it names it alike, and one that exists is the right one.
+A manifest's name is the hash of its bytes, so every derivation names it alike, and one that exists is the right one.
 """
 
 from __future__ import annotations

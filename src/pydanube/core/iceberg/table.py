@@ -1,7 +1,7 @@
 """A topic as an Iceberg table of version 2: its metadata as values, derived from what the metadata store says.
 
 Nothing is committed here: the descriptor is. The history key has a unique (epoch, change) for every set of descriptors,
-so the two, packed, name the snapshot and order it; whoever derives it gets the same. Partitions of one topic are one
+so the two, packed, name the snapshot and order it; every derivation gives the same. Partitions of one topic are one
 table: the sum of theirs grows with each change of any of them, and they are read at one moment, so it is unique too.
 
 A table says which of its offsets it does not have: `danube.missing` (an orphan's, a void's, or stored raw), and up to

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from pydanube.core.cluster.conditions import Condition, Severity, count, order
 from pydanube.core.pipelines.declaration import Declaration
-from pydanube.core.pipelines.status import Health, PipelineStatus, State, Verdict, verdict
+from pydanube.core.pipelines.status import Health, PipelineState, PipelineStatus, PipelineVerdict, verdict
 
 FAILING_SECONDS: Final = 60.0
 UNSUPERVISED_SECONDS: Final = 60.0
@@ -30,7 +30,7 @@ class KnownPipeline(NamedTuple):
     def name(self) -> str:
         return self.declaration.name
 
-    def verdict(self, now_us: int) -> Verdict:
+    def verdict(self, now_us: int) -> PipelineVerdict:
         return verdict(self.declaration, self.status, self.holder, now_us)
 
 
@@ -38,7 +38,6 @@ class PipelineRow(NamedTuple):
     """What metrics say of one. None: not known."""
 
     name: str
-    job: str
     health: str
     fresh_seconds: float | None
     goal_seconds: int | None
@@ -54,7 +53,6 @@ class PipelineRow(NamedTuple):
         status, found = known.status or PipelineStatus(), known.verdict(now_us)
         return cls(
             known.name,
-            known.declaration.job,
             found.health.value,
             found.fresh_seconds,
             known.declaration.freshness_seconds,
@@ -63,7 +61,7 @@ class PipelineRow(NamedTuple):
             status.restarts,
             status.runs,
             status.quarantined_total,
-            status.state is State.RUNNING and bool(known.holder),
+            status.state is PipelineState.RUNNING and bool(known.holder),
         )
 
 

@@ -9,7 +9,7 @@
 
 A declaration is kept where every operator reads it, so it has no secrets: where one belongs stands a file's path or the
 name of a variable, which the supervisor's process reads. Which settings a job knows is the job's own matter, checked by
-whoever has the jobs (`pipeline/registry.py`) before anything is stored.
+the registry of jobs (`pipeline/registry.py`) before anything is stored.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
 from pydanube.core.pipelines.declaration import Declaration, next_start_us
-from pydanube.core.pipelines.status import ERROR_MAX, FAILURES, Outcome, PipelineStatus, State
+from pydanube.core.pipelines.status import ERROR_MAX, FAILURES, PipelineState, PipelineStatus, RunOutcome
 
 PAUSE_FIRST_SECONDS: Final = 5.0
 PAUSE_MAX_SECONDS: Final = 600.0
@@ -38,7 +38,7 @@ class Moment(NamedTuple):
     time_us: int
 
 
-class Declared(NamedTuple):
+class DeclaredPipeline(NamedTuple):
     declaration: Declaration
     revision: int  # changes with it
 
@@ -49,7 +49,7 @@ class Declared(NamedTuple):
 class Listed(NamedTuple):
     """All pipelines there are."""
 
-    pipelines: Mapping[str, Declared]
+    pipelines: Mapping[str, DeclaredPipeline]
 
 
 class LeaseGranted(NamedTuple):
@@ -57,7 +57,7 @@ class LeaseGranted(NamedTuple):
 
 
 class LeaseEnded(NamedTuple):
-    """It was lost, or nobody knows whether it still lasts."""
+    """It was lost, or it is not known to last."""
 
 
 class ClaimAnswered(NamedTuple):
@@ -87,12 +87,12 @@ class RunEnded(NamedTuple):
 
     name: str
     run: int
-    outcome: Outcome
+    outcome: RunOutcome
     error: str = ""
     facts: Mapping[str, int] = {}
 
 
-class Ticked(NamedTuple):
+class SupervisorTicked(NamedTuple):
     """Time has passed."""
 
 
@@ -101,7 +101,15 @@ class ShutDown(NamedTuple):
 
 
 Event: TypeAlias = (
-    Listed | LeaseGranted | LeaseEnded | ClaimAnswered | ClaimLost | RunProgressed | RunEnded | Ticked | ShutDown
+    Listed
+    | LeaseGranted
+    | LeaseEnded
+    | ClaimAnswered
+    | ClaimLost
+    | RunProgressed
+    | RunEnded
+    | SupervisorTicked
+    | ShutDown
 )
 
 
@@ -128,7 +136,7 @@ class Start(NamedTuple):
     declaration: Declaration
 
 
-class Stop(NamedTuple):
+class StopRun(NamedTuple):
     """The child is asked to end."""
 
     name: str
@@ -146,7 +154,7 @@ class Report(NamedTuple):
     status: PipelineStatus
 
 
-Effect: TypeAlias = Claim | Release | Start | Stop | Kill | Report
+Effect: TypeAlias = Claim | Release | Start | StopRun | Kill | Report
 
 
 class Phase(enum.Enum):
@@ -160,7 +168,7 @@ class Phase(enum.Enum):
 @dataclass(slots=True)
 class _Pipeline:
     name: str
-    declared: Declared | None  # None: it was deleted
+    declared: DeclaredPipeline | None  # None: it was deleted
     phase: Phase = Phase.FREE
     lease: int = 0  # that claimed it; 0: not ours
     status: PipelineStatus = field(default_factory=PipelineStatus)
@@ -207,7 +215,7 @@ class Supervision:
                 self._ended(event, moment)
             case ShutDown():
                 self._is_over = True
-            case Ticked():
+            case SupervisorTicked():
                 pass
         self._advance(moment, effects)
         return effects
@@ -223,7 +231,7 @@ class Supervision:
 
     # --- what happened --------------------------------------------------------------------------------------
 
-    def _list(self, pipelines: Mapping[str, Declared], moment: Moment, effects: list[Effect]) -> None:
+    def _list(self, pipelines: Mapping[str, DeclaredPipeline], moment: Moment, effects: list[Effect]) -> None:
         for name, declared in pipelines.items():
             found = self._pipelines.setdefault(name, _Pipeline(name, declared))
             if found.declared is None or found.declared.revision != declared.revision:
@@ -262,15 +270,17 @@ class Supervision:
             return
         found.phase, found.lease = Phase.HELD, answer.lease
         status = answer.status or PipelineStatus()
-        if status.state in (State.RUNNING, State.STOPPING):  # of a supervisor that is no more
+        if status.state in (PipelineState.RUNNING, PipelineState.STOPPING):  # of a supervisor that is no more
             why = f"its supervisor, {status.supervisor or 'unknown'}, ended before it did"
             status = replace(
                 status,
                 ended_us=moment.time_us,
-                outcome=Outcome.LOST,
+                outcome=RunOutcome.LOST,
                 error=status.error or why,
             )
-        found.status = replace(status, state=State.WAITING, supervisor=self._supervisor, since_us=moment.time_us)
+        found.status = replace(
+            status, state=PipelineState.WAITING, supervisor=self._supervisor, since_us=moment.time_us
+        )
         found.not_before = 0.0
 
     def _progressed(self, name: str, run: int, facts: Mapping[str, int], moment: Moment) -> None:
@@ -308,15 +318,15 @@ class Supervision:
             return
         self._take(found, event.facts)
         status, outcome = found.status, event.outcome
-        if was_told and outcome is not Outcome.NOT_GOOD:
-            outcome = Outcome.STOPPED
-        status = replace(status, outcome=outcome, ended_us=moment.time_us, state=State.WAITING)
+        if was_told and outcome is not RunOutcome.NOT_GOOD:
+            outcome = RunOutcome.STOPPED
+        status = replace(status, outcome=outcome, ended_us=moment.time_us, state=PipelineState.WAITING)
         assert declaration is not None, "a run has been started with one"
         if outcome in FAILURES:
             status = replace(status, failures=status.failures + 1, error=event.error[:ERROR_MAX])
-            if declaration.follows or outcome is not Outcome.NOT_GOOD:  # else at its next time
+            if declaration.follows or outcome is not RunOutcome.NOT_GOOD:  # else at its next time
                 found.not_before = moment.elapsed + pause_seconds(status.failures, outcome)
-        elif outcome is Outcome.GOOD:
+        elif outcome is RunOutcome.GOOD:
             fresh = [each for each in (status.fresh_us, status.started_us) if each is not None]
             status = replace(status, failures=0, error="", good_us=moment.time_us)
             if declaration.follows:  # it was to go on
@@ -355,7 +365,7 @@ class Supervision:
     def _advance_held(self, each: _Pipeline, moment: Moment, effects: list[Effect], due: list[tuple[int, str]]) -> None:
         if each.declared is None or self._is_over:
             if each.declared is not None:
-                self._become(each, State.RELEASED, moment, next_us=None)
+                self._become(each, PipelineState.RELEASED, moment, next_us=None)
                 self._tell(each, moment, effects)
             effects.append(Release(each.name, each.lease))
             each.phase, each.lease, each.told = Phase.FREE, 0, None
@@ -364,16 +374,16 @@ class Supervision:
             return
         declaration = each.declared.declaration
         if declaration.paused:
-            self._become(each, State.PAUSED, moment, next_us=None)
+            self._become(each, PipelineState.PAUSED, moment, next_us=None)
             return
         next_us = self._next_us(each, declaration, moment)
-        self._become(each, State.WAITING, moment, next_us=next_us)
+        self._become(each, PipelineState.WAITING, moment, next_us=next_us)
         if next_us <= moment.time_us and moment.elapsed >= each.not_before:
             due.append((next_us, each.name))
 
     def _next_us(self, each: _Pipeline, declaration: Declaration, moment: Moment) -> int:
         status = each.status
-        is_again = status.outcome in (Outcome.FAILED, Outcome.REFUSED, Outcome.LOST, Outcome.STOPPED)
+        is_again = status.outcome in (RunOutcome.FAILED, RunOutcome.REFUSED, RunOutcome.LOST, RunOutcome.STOPPED)
         if declaration.follows or is_again:
             wait = max(each.not_before - moment.elapsed, 0.0)
             last_us = status.next_us
@@ -384,7 +394,7 @@ class Supervision:
             return last_us if last_us is not None and abs(last_us - found) < 2_000_000 else found
         return next_start_us(declaration, status.started_us, moment.time_us)
 
-    def _become(self, each: _Pipeline, state: State, moment: Moment, *, next_us: int | None) -> None:
+    def _become(self, each: _Pipeline, state: PipelineState, moment: Moment, *, next_us: int | None) -> None:
         since_us = each.status.since_us if each.status.state is state else moment.time_us
         each.status = replace(each.status, state=state, since_us=since_us, next_us=next_us)
 
@@ -394,13 +404,13 @@ class Supervision:
         each.run, each.phase, each.started_at = self._last_run, Phase.RUNNING, moment.elapsed
         each.runs = each.declared.declaration
         status = each.status
-        is_again = status.outcome in (Outcome.FAILED, Outcome.REFUSED, Outcome.LOST) or (
-            each.runs.follows and status.outcome is Outcome.GOOD
+        is_again = status.outcome in (RunOutcome.FAILED, RunOutcome.REFUSED, RunOutcome.LOST) or (
+            each.runs.follows and status.outcome is RunOutcome.GOOD
         )
         each.quarantined_before = status.quarantined_total
         each.status = replace(
             status,
-            state=State.RUNNING,
+            state=PipelineState.RUNNING,
             since_us=moment.time_us,
             started_us=moment.time_us,
             next_us=None,
@@ -413,8 +423,8 @@ class Supervision:
 
     def _stop(self, each: _Pipeline, moment: Moment, effects: list[Effect]) -> None:
         each.phase, each.kill_at = Phase.STOPPING, moment.elapsed + STOP_SECONDS
-        self._become(each, State.STOPPING, moment, next_us=None)
-        effects.append(Stop(each.name, each.run))
+        self._become(each, PipelineState.STOPPING, moment, next_us=None)
+        effects.append(StopRun(each.name, each.run))
 
     def _tell(self, each: _Pipeline, moment: Moment, effects: list[Effect]) -> None:
         if self._is_over and each.phase is Phase.RUNNING:
@@ -427,9 +437,9 @@ class Supervision:
             effects.append(Report(each.name, each.lease, each.status))
 
 
-def pause_seconds(failures: int, outcome: Outcome) -> float:
+def pause_seconds(failures: int, outcome: RunOutcome) -> float:
     """Until the next try. What was refused, or is wrong in what was looked at, is so in a moment as well."""
-    if outcome in (Outcome.REFUSED, Outcome.NOT_GOOD):
+    if outcome in (RunOutcome.REFUSED, RunOutcome.NOT_GOOD):
         return PAUSE_MAX_SECONDS
     return float(min(PAUSE_FIRST_SECONDS * 2 ** min(failures - 1, 30), PAUSE_MAX_SECONDS))
 

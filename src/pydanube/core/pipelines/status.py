@@ -22,19 +22,19 @@ LAG_FACTS: Final = ("fresh_us", "behind_messages", "messages", "batches", "quara
 CLAIM_GRACE_US: Final = 60_000_000  # a supervisor that stopped in order is followed by another within this time
 
 
-class Outcome(enum.StrEnum):
+class RunOutcome(enum.StrEnum):
     GOOD = "good"
     NOT_GOOD = "not_good"  # the job ended by itself, and says what is wrong with what it looked at
     FAILED = "failed"  # it crashed, or ended without a word
     REFUSED = "refused"  # its settings, or what they refer to
     STOPPED = "stopped"  # it was told to
-    LOST = "lost"  # its supervisor ended first, and nobody knows how it went
+    LOST = "lost"  # its supervisor ended first: how it went is not known
 
 
-FAILURES: Final = frozenset({Outcome.NOT_GOOD, Outcome.FAILED, Outcome.REFUSED})
+FAILURES: Final = frozenset({RunOutcome.NOT_GOOD, RunOutcome.FAILED, RunOutcome.REFUSED})
 
 
-class State(enum.StrEnum):
+class PipelineState(enum.StrEnum):
     WAITING = "waiting"  # for its time, or after a failure
     RUNNING = "running"
     STOPPING = "stopping"
@@ -46,12 +46,12 @@ class State(enum.StrEnum):
 class PipelineStatus:
     """As its supervisor last wrote it. None: not known, or there was none."""
 
-    state: State = State.WAITING
+    state: PipelineState = PipelineState.WAITING
     supervisor: str = ""
     since_us: int = 0  # in this state
     started_us: int | None = None  # the run that goes on, or the last one
     ended_us: int | None = None  # the last run; None also while the first goes on
-    outcome: Outcome | None = None  # of the last run that ended
+    outcome: RunOutcome | None = None  # of the last run that ended
     error: str = ""  # of the last run that was not good; stays until one is
     good_us: int | None = None  # when the last good one ended
     fresh_us: int | None = None  # the result has everything that was published before
@@ -71,9 +71,9 @@ class PipelineStatus:
             values = json.loads(stored)
             known = {each.name for each in fields(cls)}
             kept: dict[str, Any] = {name: value for name, value in values.items() if name in known}
-            kept["state"] = State(kept.get("state", State.WAITING))
+            kept["state"] = PipelineState(kept.get("state", PipelineState.WAITING))
             if kept.get("outcome") is not None:
-                kept["outcome"] = Outcome(kept["outcome"])
+                kept["outcome"] = RunOutcome(kept["outcome"])
             made = cls(**kept)
         except (ValueError, TypeError, AttributeError):
             return None
@@ -108,7 +108,7 @@ class Health(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-class Verdict(NamedTuple):
+class PipelineVerdict(NamedTuple):
     """`fresh_seconds`: how old the newest data of the result may be; None: not known."""
 
     health: Health
@@ -116,12 +116,12 @@ class Verdict(NamedTuple):
     fresh_seconds: float | None
 
 
-def verdict(declaration: Declaration, status: PipelineStatus | None, holder: str, now_us: int) -> Verdict:
+def verdict(declaration: Declaration, status: PipelineStatus | None, holder: str, now_us: int) -> PipelineVerdict:
     """`holder` is the supervisor that has it; empty: none."""
     fresh = None if status is None or status.fresh_us is None else max(now_us - status.fresh_us, 0) / 1e6
 
-    def found(health: Health, sentence: str) -> Verdict:
-        return Verdict(health, sentence, fresh)
+    def found(health: Health, sentence: str) -> PipelineVerdict:
+        return PipelineVerdict(health, sentence, fresh)
 
     failed = status is not None and status.failures > 0
     last = f"; the last run {_how(status)}" if status is not None and failed else ""
@@ -129,7 +129,7 @@ def verdict(declaration: Declaration, status: PipelineStatus | None, holder: str
         return found(Health.PAUSED, f"paused{last}")
     if not holder:
         since_us = declaration.changed_us
-        if status is not None and status.state is State.RELEASED:
+        if status is not None and status.state is PipelineState.RELEASED:
             since_us = max(since_us, status.since_us)
         if now_us - since_us < CLAIM_GRACE_US:
             return found(Health.UNKNOWN, f"waits for a supervisor{last}")
@@ -143,23 +143,23 @@ def verdict(declaration: Declaration, status: PipelineStatus | None, holder: str
     if fresh is None:
         if goal is not None and now_us - max(declaration.changed_us, 0) > goal * 1_000_000:
             return found(Health.STALE, f"nothing is in its result yet; it is to be no older than {words(goal)}")
-        how = "runs for the first time" if status.state is State.RUNNING else "has not ended a run yet"
+        how = "runs for the first time" if status.state is PipelineState.RUNNING else "has not ended a run yet"
         return found(Health.UNKNOWN, f"it {how}")
     if goal is not None and fresh > goal:
         return found(Health.STALE, f"its result is {words(fresh)} old, and is to be no older than {words(goal)}")
-    if status.outcome is Outcome.LOST and status.state is not State.RUNNING:
+    if status.outcome is RunOutcome.LOST and status.state is not PipelineState.RUNNING:
         return found(Health.UNKNOWN, f"the last run {_how(status)}")
     return found(Health.OK, f"its result is {words(fresh)} old")
 
 
 def _how(status: PipelineStatus) -> str:
     verb = {
-        Outcome.GOOD: "ended well",
-        Outcome.NOT_GOOD: "found something wrong",
-        Outcome.FAILED: "failed",
-        Outcome.REFUSED: "was refused",
-        Outcome.STOPPED: "was stopped",
-        Outcome.LOST: "was lost with its supervisor",
+        RunOutcome.GOOD: "ended well",
+        RunOutcome.NOT_GOOD: "found something wrong",
+        RunOutcome.FAILED: "failed",
+        RunOutcome.REFUSED: "was refused",
+        RunOutcome.STOPPED: "was stopped",
+        RunOutcome.LOST: "was lost with its supervisor",
     }
     if status.failures and status.outcome not in FAILURES:
         text = "that came to an end failed"  # one that is tried again, or was stopped meanwhile

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from pydanube.errors import ProcessEnded
+from pydanube.stores.environment import CLOUDS, PYTHON, child_environment
 from pydanube.stores.work.pickle_pipe import dumped, loaded, receive, send, widen
 from pydanube.stores.work.threads import Threads
 
@@ -247,7 +248,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**child_environment(PYTHON, CLOUDS), "PYTHONPATH": path},
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout

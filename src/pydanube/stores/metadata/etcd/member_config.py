@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pydanube.errors import ConfigError
+from pydanube.stores.environment import ETCD, child_environment
 from pydanube.stores.metadata.etcd.endpoint import Tls, target
 
 log = logging.getLogger(__name__)
@@ -140,7 +141,9 @@ def _version(program: str) -> tuple[int, int, int]:
     """Raises ConfigError if the program does not say that it is etcd."""
     output = b""
     with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-        output = subprocess.run([program, "--version"], capture_output=True, timeout=VERSION_SECONDS).stdout
+        output = subprocess.run(
+            [program, "--version"], capture_output=True, timeout=VERSION_SECONDS, env=child_environment(ETCD)
+        ).stdout
     found = re.search(rb"etcd Version: (\d+)\.(\d+)\.(\d+)", output)
     if found is None:
         raise ConfigError("etcd", program, "it does not say that it is etcd")

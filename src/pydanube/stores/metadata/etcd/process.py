@@ -23,14 +23,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from pydanube.stores.environment import ETCD, child_environment
+
 STOP_SECONDS: Final = 3.0  # then it is killed: etcd waits long for clients and loses nothing when it does not
 POLL_SECONDS: Final = 0.05
 LOG_CHECK_SECONDS: Final = 5.0
 LOG_BYTES_MAX: Final = 8 * 1024 * 1024
 TAIL_BYTES: Final = 64 * 1024
 GUARD: Final = Path(__file__).with_name("guard.py")
-# etcd takes every flag from the environment as well. This one is no flag: without it, some builds refuse to run.
-KEPT_ENVIRONMENT: Final = "ETCD_UNSUPPORTED_ARCH"
 
 
 def log_path(directory: Path) -> Path:
@@ -49,9 +49,6 @@ class MemberProcess:
     """
 
     def __init__(self, directory: Path, command: Sequence[str]) -> None:
-        environment = {
-            key: value for key, value in os.environ.items() if not key.startswith("ETCD_") or key == KEPT_ENVIRONMENT
-        }
         self._directory = directory
         with log_path(directory).open("ab") as log:
             self._log_position = log.tell()
@@ -60,7 +57,7 @@ class MemberProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=child_environment(ETCD),  # it takes every flag from the environment as well: none of them
                 start_new_session=True,  # Ctrl-C is for the broker, which needs etcd to the last
             )
 

@@ -258,23 +258,25 @@ class Command(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., located: _Optional[_Union[Located, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., open_producer: _Optional[_Union[OpenProducer, _Mapping]] = ..., producer_opened: _Optional[_Union[ProducerOpened, _Mapping]] = ..., produce: _Optional[_Union[Produce, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., close_producer: _Optional[_Union[CloseProducer, _Mapping]] = ..., subscribe: _Optional[_Union[Subscribe, _Mapping]] = ..., subscribed: _Optional[_Union[Subscribed, _Mapping]] = ..., flow: _Optional[_Union[Flow, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ..., close_consumer: _Optional[_Union[CloseConsumer, _Mapping]] = ..., unsubscribe: _Optional[_Union[Unsubscribe, _Mapping]] = ..., seek: _Optional[_Union[Seek, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., find_offset: _Optional[_Union[FindOffset, _Mapping]] = ..., offset_found: _Optional[_Union[OffsetFound, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ..., create_topic: _Optional[_Union[CreateTopic, _Mapping]] = ..., delete_topic: _Optional[_Union[DeleteTopic, _Mapping]] = ..., describe_topic: _Optional[_Union[DescribeTopic, _Mapping]] = ..., topic_info: _Optional[_Union[TopicInfo, _Mapping]] = ..., list_topics: _Optional[_Union[ListTopics, _Mapping]] = ..., topic_list: _Optional[_Union[TopicList, _Mapping]] = ..., get_lag: _Optional[_Union[GetLag, _Mapping]] = ..., lag: _Optional[_Union[Lag, _Mapping]] = ..., describe_storage: _Optional[_Union[DescribeStorage, _Mapping]] = ..., storage_info: _Optional[_Union[StorageInfo, _Mapping]] = ..., swap_objects: _Optional[_Union[SwapObjects, _Mapping]] = ..., note_order: _Optional[_Union[NoteOrder, _Mapping]] = ..., flush_log: _Optional[_Union[FlushLog, _Mapping]] = ..., log_flushed: _Optional[_Union[LogFlushed, _Mapping]] = ..., describe_storages: _Optional[_Union[DescribeStorages, _Mapping]] = ..., storage_infos: _Optional[_Union[StorageInfos, _Mapping]] = ..., change_failure_policy: _Optional[_Union[ChangeFailurePolicy, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("magic", "version_min", "version_max", "client", "token", "frame_size_max")
+    __slots__ = ("magic", "version_min", "version_max", "client", "token", "frame_size_max", "envelope_version")
     MAGIC_FIELD_NUMBER: _ClassVar[int]
     VERSION_MIN_FIELD_NUMBER: _ClassVar[int]
     VERSION_MAX_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     FRAME_SIZE_MAX_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_VERSION_FIELD_NUMBER: _ClassVar[int]
     magic: int
     version_min: int
     version_max: int
     client: str
     token: str
     frame_size_max: int
-    def __init__(self, magic: _Optional[int] = ..., version_min: _Optional[int] = ..., version_max: _Optional[int] = ..., client: _Optional[str] = ..., token: _Optional[str] = ..., frame_size_max: _Optional[int] = ...) -> None: ...
+    envelope_version: int
+    def __init__(self, magic: _Optional[int] = ..., version_min: _Optional[int] = ..., version_max: _Optional[int] = ..., client: _Optional[str] = ..., token: _Optional[str] = ..., frame_size_max: _Optional[int] = ..., envelope_version: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("version", "broker_id", "frame_size_max", "in_flight_max", "keepalive_seconds", "broker", "notes_orders", "commands")
+    __slots__ = ("version", "broker_id", "frame_size_max", "in_flight_max", "keepalive_seconds", "broker", "notes_orders", "commands", "envelope_version")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BROKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAME_SIZE_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +285,7 @@ class Welcome(_message.Message):
     BROKER_FIELD_NUMBER: _ClassVar[int]
     NOTES_ORDERS_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_VERSION_FIELD_NUMBER: _ClassVar[int]
     version: int
     broker_id: int
     frame_size_max: int
@@ -291,7 +294,8 @@ class Welcome(_message.Message):
     broker: str
     notes_orders: bool
     commands: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., broker_id: _Optional[int] = ..., frame_size_max: _Optional[int] = ..., in_flight_max: _Optional[int] = ..., keepalive_seconds: _Optional[int] = ..., broker: _Optional[str] = ..., notes_orders: bool = ..., commands: _Optional[_Iterable[str]] = ...) -> None: ...
+    envelope_version: int
+    def __init__(self, version: _Optional[int] = ..., broker_id: _Optional[int] = ..., frame_size_max: _Optional[int] = ..., in_flight_max: _Optional[int] = ..., keepalive_seconds: _Optional[int] = ..., broker: _Optional[str] = ..., notes_orders: bool = ..., commands: _Optional[_Iterable[str]] = ..., envelope_version: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ()
@@ -751,18 +755,20 @@ class GetLag(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ...) -> None: ...
 
 class Lag(_message.Message):
-    __slots__ = ("cursor", "head", "lag_messages", "has_lag", "sentence")
+    __slots__ = ("cursor", "head", "lag_messages", "has_lag", "sentence", "scheduled")
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     LAG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     HAS_LAG_FIELD_NUMBER: _ClassVar[int]
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     cursor: int
     head: int
     lag_messages: int
     has_lag: bool
     sentence: str
-    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: bool = ..., sentence: _Optional[str] = ...) -> None: ...
+    scheduled: int
+    def __init__(self, cursor: _Optional[int] = ..., head: _Optional[int] = ..., lag_messages: _Optional[int] = ..., has_lag: bool = ..., sentence: _Optional[str] = ..., scheduled: _Optional[int] = ...) -> None: ...
 
 class DescribeStorage(_message.Message):
     __slots__ = ("topic",)
@@ -861,16 +867,18 @@ class FlushLog(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class LogFlushed(_message.Message):
-    __slots__ = ("head", "first_on_disk", "dead_letter_topics", "garbage_seconds")
+    __slots__ = ("head", "first_on_disk", "dead_letter_topics", "garbage_seconds", "set_aside")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     FIRST_ON_DISK_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTER_TOPICS_FIELD_NUMBER: _ClassVar[int]
     GARBAGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
     head: int
     first_on_disk: int
     dead_letter_topics: _containers.RepeatedScalarFieldContainer[str]
     garbage_seconds: int
-    def __init__(self, head: _Optional[int] = ..., first_on_disk: _Optional[int] = ..., dead_letter_topics: _Optional[_Iterable[str]] = ..., garbage_seconds: _Optional[int] = ...) -> None: ...
+    set_aside: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, head: _Optional[int] = ..., first_on_disk: _Optional[int] = ..., dead_letter_topics: _Optional[_Iterable[str]] = ..., garbage_seconds: _Optional[int] = ..., set_aside: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NoteOrder(_message.Message):
     __slots__ = ("order", "topic", "to_topic", "count")
