@@ -162,6 +162,10 @@ bench-scrape: setup ## Measure a scrape of the metrics of a broker with 1,000 to
 bench-grpc: setup-test ## Measure both gRPC servers, empty and of a broker, in alternating rounds
 	@$(PYTHON_IN_VENV) bench/grpc_servers.py
 
+.PHONY: bench-schemas
+bench-schemas: setup ## Measure what a schema costs a message, and what checking its payload does
+	@$(PYTHON_IN_VENV) bench/schemas.py
+
 # The peers' packages are none of ours, so they have a place of their own.
 build/peers/.made: requirements/bench.lock
 	@python3 -m venv build/peers

@@ -38,7 +38,7 @@ SOURCE = REPOSITORY / "src" / "pydanube"
 #                       broker       service.py alone chooses adapters
 #   cluster      history             history reads the log
 #                log                 layers know ports, not adapters
-#   wire         stores              the protocol · implementations of ports
+#   wire         stores  schema      the protocol · implementations of ports · the process that parses schemas
 #   formats                          bytes in, facts out
 #            ports · config · telemetry
 #                 core · errors      know nothing above
@@ -51,6 +51,7 @@ ROOT = ""  # pydanube/__init__.py: the public names and the version
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("core", "errors"), GROUND),
     **dict.fromkeys(("ports", "config", "telemetry"), GROUND),
+    "schema": GROUND,  # runs in a process of its own, where a broker never imports it
     "formats": SHARED,
     "stores": SHARED,
     "cluster": SHARED,

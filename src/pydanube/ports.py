@@ -1,4 +1,4 @@
-"""The five ports to the outside: Clock, Disk, ObjectStore, MetadataStore, Work.
+"""The six ports to the outside: Clock, Disk, ObjectStore, MetadataStore, Work, SchemaParsers.
 
 Layers wait, write and read the clock only through these. `stores/` has a folder per port, in which the memory adapter
 stands beside the real ones. A contract suite per port (`tests/contracts`) runs on every adapter, so
@@ -10,7 +10,8 @@ A port never decides. It raises our errors (`errors.py`), never the backend's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import enum
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -334,3 +335,29 @@ class Work(Protocol):
     def random_u64(self) -> int:
         """An unpredictable whole number in [1, 2**63): an id that never repeats in practice."""
         ...
+
+
+# --- SchemaParsers ----------------------------------------------------------------------------------
+
+
+class SchemaLane(enum.Enum):
+    """Whose questions wait for each other: a definition that takes long delays no message."""
+
+    DEFINITIONS = "definitions"
+    PAYLOADS = "payloads"
+
+
+SchemaAnswer: TypeAlias = dict[str, Any]
+
+
+class SchemaParsers(Protocol):
+    """What understands schemas and payloads that come from anywhere, away from the process that serves messages."""
+
+    async def ask(self, lane: SchemaLane, question: Mapping[str, Any], payloads: Sequence[Buffer] = ()) -> SchemaAnswer:
+        """The answer to a question (`schema/answering.py` has all of them), in the order of the questions of a lane.
+
+        Raises SchemaTooCostly for one that takes too long or too much memory, Unreachable if there is no answer.
+        """
+        ...
+
+    async def close(self) -> None: ...

@@ -180,6 +180,9 @@ async def test_a_single_broker_cannot_unload_a_topic(calls: Calls) -> None:
 
 @served()
 async def test_a_topic_is_described(calls: Calls) -> None:
+    code, sentence = await refused(calls.create_topic(schema_subject="orders-value"))
+    assert code is StatusCode.FAILED_PRECONDITION and "orders-value" in sentence and "not found" in sentence
+    await calls.register("orders-value")
     await calls.create_topic(schema_subject="orders-value")
     for name in ("b", "a", "a"):
         await calls.subscribe(name)
@@ -189,6 +192,10 @@ async def test_a_topic_is_described(calls: Calls) -> None:
         broker_id=str(calls.broker.broker_id),
         delivery="Reliable",
         schema_subject="orders-value",
+        schema_id=1,
+        schema_version=1,
+        schema_type="string",
+        compatibility_mode="BACKWARD",
     )
 
 

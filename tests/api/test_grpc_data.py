@@ -15,7 +15,6 @@ from pydanube.core.dispatch.delivery import FailurePolicy
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, producer_id
 from pydanube.core.policies import TopicPolicy
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
-from pydanube.wire._pb.danube import SchemaRegistry_pb2 as schema_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours_pb
 from pydanube.wire._pb.pydanube import stream_pb2 as stream_pb
 from pydanube.wire.convert import START_HEADER
@@ -79,6 +78,9 @@ async def test_an_enum_value_that_nobody_knows_is_refused(calls: Calls, field: s
 @served()
 async def test_a_topic_is_bound_to_the_schema_subject_it_was_created_with(calls: Calls) -> None:
     mine, other = pb.SchemaReference(subject="mine", use_latest=True), pb.SchemaReference(subject="other")
+    code, sentence = await refused(calls.create_producer(schema_ref=mine))
+    assert code is StatusCode.FAILED_PRECONDITION and "not found" in sentence
+    await calls.register("mine")
     identity = await calls.create_producer(schema_ref=mine)
     assert await calls.create_producer(schema_ref=mine) == identity
     assert await calls.create_producer() == identity
@@ -646,13 +648,6 @@ async def test_the_health_of_neither_producer_nor_consumer_is_refused(calls: Cal
 
 
 # --- what is not there yet, and what must never happen ------------------------------------------------
-
-
-@served()
-async def test_the_schema_registry_says_that_it_is_not_there(calls: Calls) -> None:
-    for stub in (calls.schemas, calls.admin_schemas):
-        code, sentence = await refused(stub.GetLatestSchema(schema_pb.GetLatestSchemaRequest(subject="s")))
-        assert code is StatusCode.UNIMPLEMENTED and "schema registry" in sentence
 
 
 @served()

@@ -326,6 +326,7 @@ async def test_a_broker_that_stops_refuses_new_work() -> None:
 async def test_a_schema_subject_given_at_creation_is_kept() -> None:
     host = BrokerFixture()
     broker = await host.boot()
+    await broker.schemas.register("orders-value", "string", b"")
     await broker.topics.create(ORDERS, delivery=RELIABLE, schema_subject="orders-value")
     broker = await host.restart()
     assert (await find_topic(broker)).schema_subject == "orders-value"

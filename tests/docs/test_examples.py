@@ -81,6 +81,7 @@ RUN_BY = {
         "```hex batch-body": f"{PROTOCOL}::test_the_batch_is_one_that_a_broker_stores",
         "```hex produce": f"{PROTOCOL}::test_the_produce_frame_is_the_prefix_and_the_batch",
     },
+    "docs/schemas.md": {"danube admin": "tests/e2e/test_schemas.py::test_the_commands_of_the_page_run"},
     "docs/spark.md": {"danube pipeline": SPARK, "```python": SPARK, "```sql": SPARK, "```yaml": SPARK},
     "docs/storage.md": {
         "danube admin": STORAGE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -23,8 +24,10 @@ from pydanube.formats.batch import (
     logical_crc,
     messages,
     parse,
+    payloads_of,
     routing,
     rows_of,
+    schema_pairs,
 )
 from pydanube.formats.envelope import ENVELOPE_1, validated
 from pydanube.formats.small_batch import BODY_SIZE_MAX, ROWS_MAX, Sizes, SmallBatchLayout
@@ -59,9 +62,16 @@ def by_arrow(body: bytes) -> pa.RecordBatch | None:
 # --- writing ----------------------------------------------------------------------------------------
 
 
-@given(ROWS, st.none() | TEXTS, st.booleans(), st.booleans())
+SCHEMAS = st.none() | st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1))
+
+
+@given(ROWS, st.none() | TEXTS, st.booleans(), st.booleans(), SCHEMAS)
 def test_a_body_is_byte_for_byte_the_one_that_arrow_writes(
-    rows: list[tuple[bytes, int, str | None, dict[str, str] | None]], name: str | None, keyed: bool, attributed: bool
+    rows: list[tuple[bytes, int, str | None, dict[str, str] | None]],
+    name: str | None,
+    keyed: bool,
+    attributed: bool,
+    schema: tuple[int, int] | None,
 ) -> None:
     payloads = [row[0] for row in rows]
     times = memoryview(array("q", [row[1] for row in rows])).cast("B")
@@ -69,6 +79,7 @@ def test_a_body_is_byte_for_byte_the_one_that_arrow_writes(
         "keys": [row[2] for row in rows] if keyed else None,
         "attributes": [row[3] for row in rows] if attributed else None,
         "producer_name": name,
+        "schema": schema,
     }
     theirs = columns_of(payloads, times, **columns)
     ours = few().write(payloads, times, **columns)
@@ -76,6 +87,7 @@ def test_a_body_is_byte_for_byte_the_one_that_arrow_writes(
     facts = few().check(ours, len(rows))
     assert facts is not None
     assert facts.logical_crc == logical_crc(theirs.column(1))
+    assert facts.schema == (schema or (None, None))
     assert (facts.publish_time_min, facts.publish_time_max) == (min(row[1] for row in rows), max(r[1] for r in rows))
 
 
@@ -118,8 +130,8 @@ ENVELOPES = st.lists(
         routing_key=st.none() | TEXTS,
         producer_name=st.none() | TEXTS,
         attributes=st.dictionaries(TEXTS, TEXTS, max_size=3),
-        schema_id=st.sampled_from((None, None, None, None, None, 7)),
-        schema_version=st.none(),
+        schema_id=st.sampled_from((None, None, None, 7, 7, 7, 8)),
+        schema_version=st.sampled_from((None, 1, 1, 2)),
         request_id=st.just(0) | st.integers(-(2**63), 2**63 - 1),
         event_time=st.sampled_from((None, None, None, None, None, 7)),
         deliver_at=st.none(),
@@ -127,6 +139,18 @@ ENVELOPES = st.lists(
     min_size=1,
     max_size=5,
 )
+
+
+@given(ENVELOPES)
+def test_the_schemas_of_a_batch_are_told_apart(sent: list[Envelope]) -> None:
+    batch = encode_messages(sent, topic="/default/a")
+    pairs = Counter((each.schema_id, each.schema_version) for each in sent)
+    assert schema_pairs(batch) == pairs
+    assert schema_pairs(parse(batch.to_bytes())) == pairs, "of a batch that was just parsed"
+    assert [each[4:7] for each in messages(batch)] == [each[4:7] for each in sent]
+    for pair in pairs:
+        rows = [(row, each.payload) for row, each in enumerate(sent) if (each.schema_id, each.schema_version) == pair]
+        assert payloads_of(batch, pair) == rows
 
 
 @given(ENVELOPES)
@@ -160,7 +184,10 @@ def test_a_message_is_refused_in_the_words_in_which_arrow_refuses_it(envelope: E
 @given(ENVELOPES)
 def test_what_is_read_is_what_arrow_reads(sent: list[Envelope]) -> None:
     batch = encode_messages(sent, topic="/default/a")
-    plain = len(sent) <= ROWS_MAX and all(each.schema_id is each.event_time is None for each in sent)
+    known = [each.schema_id is not None for each in sent]
+    plain = all(known) or not any(known)  # all of them have a schema, or none has
+    plain = plain and known == [each.schema_version is not None for each in sent]
+    plain = plain and all(each.event_time is None for each in sent)
     assert (few().read(batch.body, len(sent)) is not None) == plain
     assert messages(batch) == sent
     assert messages(batch) == messages(batch), "what is remembered stays as it is"
@@ -178,12 +205,13 @@ SHAPES = {
         producer_name="prödücer",
         attributes=[{"a": "b", "c": "ü"}, None, {"": ""}],
     ),
+    "schema": body_of([b"abc", b"", b"d"], producer_name="p", schema=(7, 2)),
 }
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_is_believed_of_a_body_with_one_other_byte_arrow_believes_too(name: str) -> None:
-    body, rows = SHAPES[name], {"one": 1, "everything": 3}[name]
+    body, rows = SHAPES[name], {"one": 1}.get(name, 3)
     random = Random(name)
     believed = 0
     for place in range(len(body)):

@@ -39,9 +39,11 @@ from pydanube.errors import Unreachable
 from pydanube.formats.batch import Envelope
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Compare, Delete, Item, Put, Revision
+from pydanube.schema.answering import Answering
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.objects.memory import MemoryObjectStore
+from pydanube.stores.schemas.memory import MemorySchemaParsers
 from pydanube.testing.loop import Process, SimClock, SimLoop, SimWork
 from tools.sim.log_history import small_constants
 
@@ -194,6 +196,7 @@ class BrokerFixture:
             clock=self.clock,
             work=self.work,
             objects=self._objects,
+            parsers=MemorySchemaParsers(Answering().answer),
         )
         self.broker: Broker = await self._process.call(starting)
         return self.broker

@@ -30,9 +30,11 @@ from pydanube.core.history.tiers import TierConfig
 from pydanube.core.names import TopicName
 from pydanube.errors import Refused, Unreachable
 from pydanube.ports import Buffer, ObjectInfo, Put
+from pydanube.schema.answering import Answering
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.objects.memory import MemoryObjectStore
+from pydanube.stores.schemas.memory import MemorySchemaParsers
 from pydanube.stores.work.memory import MemoryWork
 from pydanube.stores.work.memory_clock import LoopClock
 from pydanube.testing.cluster_of import ClusterOf
@@ -140,6 +142,7 @@ class ServerCluster(ClusterOf[ServerNode]):
             objects=self.objects,
             home=f"node{number}",
             reach=Peers,
+            parsers=MemorySchemaParsers(Answering().answer),
         )
         self._stack.push_async_callback(broker.stop)
         servers = await BrokerServers.open(broker)

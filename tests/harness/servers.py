@@ -22,13 +22,16 @@ from pydanube.broker.service import Broker
 from pydanube.config import BrokerConfig, Config, StorageConfig
 from pydanube.config.grpc import GrpcConfig
 from pydanube.core.policies import UNLIMITED, TopicPolicy
-from pydanube.ports import ObjectStore
+from pydanube.ports import ObjectStore, SchemaParsers
+from pydanube.schema.answering import Answering
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.schemas.memory import MemorySchemaParsers
 from pydanube.stores.work.memory import MemoryWork
 from pydanube.stores.work.memory_clock import LoopClock
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
+from pydanube.wire._pb.danube import SchemaRegistry_pb2 as schema_pb
 from tests.stubs.danube import DanubeAdmin_pb2_grpc as admin_grpc
 from tests.stubs.danube import DanubeApi_pb2_grpc as api_grpc
 from tests.stubs.danube import SchemaRegistry_pb2_grpc as schema_grpc
@@ -91,6 +94,23 @@ class Calls:
         response = await self.producers.SendMessage(pb.StreamMessage(msg_id=message_id, payload=payload, **fields))
         return int(response.request_id)
 
+    async def register(
+        self, subject: str, kind: str = "string", definition: bytes = b"", **more: Any
+    ) -> schema_pb.RegisterSchemaResponse:
+        request = schema_pb.RegisterSchemaRequest(
+            subject=subject, schema_type=kind, schema_definition=definition, **more
+        )
+        answer: schema_pb.RegisterSchemaResponse = await self.schemas.RegisterSchema(request)
+        return answer
+
+    async def configure(
+        self, subject: str, policy: str = "enforce", payloads: bool = False, topic: str = TOPIC
+    ) -> None:
+        request = schema_pb.ConfigureTopicSchemaRequest(
+            topic_name=topic, schema_subject=subject, validation_policy=policy, enable_payload_validation=payloads
+        )
+        await self.schemas.ConfigureTopicSchema(request)
+
     async def subscribe(
         self, subscription: str = "s", consumer: str = "c", *, kind: int = 1, topic: str = TOPIC, **more: Any
     ) -> int:
@@ -118,6 +138,7 @@ async def serving(
     storage: StorageConfig = StorageConfig(),  # noqa: B008  # frozen
     make_objects: Callable[[], ObjectStore] | None = None,
     grpc_config: GrpcConfig = GrpcConfig(),  # noqa: B008  # frozen
+    parsers: SchemaParsers | None = None,
 ) -> AsyncIterator[Calls]:
     addresses = BrokerConfig(
         client_addr=ANYWHERE,
@@ -134,6 +155,7 @@ async def serving(
         clock=clock,
         work=MemoryWork(Random(1)),
         objects=make_objects() if make_objects else None,
+        parsers=parsers or MemorySchemaParsers(Answering().answer),
     )
     servers = await BrokerServers.open(broker)
     try:

@@ -7,12 +7,18 @@ import pytest
 
 from pydanube import errors
 from pydanube.core.declared import fields_of
+from pydanube.core.schemas import refusals
 from pydanube.errors import DanubeError
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.errors_on_wire import CODES, FIELDS, from_wire, to_wire
 from pydanube.wire.frames import FrameDecoder, encode
 
-ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DanubeError)]
+ALL = [
+    kind
+    for module in (errors, refusals)
+    for _, kind in inspect.getmembers(module, inspect.isclass)
+    if issubclass(kind, DanubeError) and kind.__module__ == module.__name__
+]
 # What a client says about itself never travels, nor what a broker says of its object store or of a process of its own;
 # all else needs a code.
 LOCAL = {
@@ -23,6 +29,7 @@ LOCAL = {
     "NeverOpened",
     "RequestFailed",
     "ProcessEnded",
+    "SchemaTooCostly",
     "StoreRefused",
 }
 # Nobody does anything else about these than about their family: the sentence is what matters.

@@ -34,6 +34,7 @@ OF_SUPERVISORS: Final = frozenset(
 )
 FIELDS: Final = (
     "topic", "name", "base_name", "partitions", "subscription", "namespace", "to_topic", "offset", "count",
+    "topic_name", "schema_subject", "validation_policy", "subject", "schema_type", "version", "compatibility_mode",
     "broker_id", "node_id", "to_broker", "first", "heartbeat", "reason", "paused",
 )  # fmt: skip
 VALUE_MAX: Final = 100

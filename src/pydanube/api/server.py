@@ -28,6 +28,7 @@ from pydanube.api.grpc.adapter import handler_of
 from pydanube.api.grpc.forward import Forwarder
 from pydanube.api.grpc.peers import Peers, PeerService
 from pydanube.api.grpc.pipelines import PipelineCalls
+from pydanube.api.grpc.schemas import SchemaCalls
 from pydanube.api.grpc.server import GrpcServer
 from pydanube.api.http.metrics import STARTING, MetricsServer
 from pydanube.api.native.server import NativeServer
@@ -181,9 +182,15 @@ class BrokerServers:
             tables={"ReceiveMessages": RECEIVE},
             admission=self._clients,
         )
-        schemas = handler_of(registry, data.SchemaRegistry(), telemetry)
         ours = extensions.AdminExtensions(broker, self._peers, self._observer, self._tables)
         ours_service = _services(admin_pb2.DESCRIPTOR)["Admin"]
+        peers, orders = self._peers, Orders(broker)
+        forwarder = Forwarder(peers, broker.cluster.view.refresh) if broker.cluster is not None else None
+        calls = SchemaCalls(broker)
+        for_clients, for_operators = (
+            handler_of(registry, calls, telemetry, table=ADMIN, forwarder=forwarder, admission=admission, orders=orders)
+            for admission in (self._clients, self._admins)
+        )
         self._client.add_generic_rpc_handlers(
             (
                 producers,
@@ -192,11 +199,9 @@ class BrokerServers:
                 handler_of(api["HealthCheck"], data.HealthCheck(broker), telemetry, admission=self._clients),
                 handler_of(api["StorageService"], storage.StorageService(broker), telemetry, admission=self._clients),
                 handler_of(ours_service, extensions.ForClients(ours), telemetry, table=ADMIN, admission=self._clients),
-                schemas,
+                for_clients,
             )
         )
-        peers = self._peers
-        forwarder = Forwarder(peers, broker.cluster.view.refresh) if broker.cluster is not None else None
         implementations: dict[ServiceDescriptor, object] = {
             admin["BrokerAdmin"]: grpc_cluster.BrokerAdmin(broker),
             admin["ClusterAdmin"]: grpc_cluster.ClusterAdmin(broker),
@@ -210,7 +215,6 @@ class BrokerServers:
             _services(pipelines_pb2.DESCRIPTOR)["Pipelines"]: PipelineCalls(broker.pipelines, broker.clock),
             _services(peers_pb2.DESCRIPTOR)["Peers"]: PeerService(broker, self._tables.flushes),
         }
-        orders = Orders(broker)
         handlers = [
             handler_of(
                 service,
@@ -223,7 +227,7 @@ class BrokerServers:
             )
             for service, implementation in implementations.items()
         ]
-        self._admin.add_generic_rpc_handlers((*handlers, schemas))
+        self._admin.add_generic_rpc_handlers((*handlers, for_operators))
 
     def change_stream_limits(self, limits: StreamLimits) -> None:
         """For native connections from now on: existing ones got theirs when they were opened."""

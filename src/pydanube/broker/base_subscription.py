@@ -16,6 +16,7 @@ from pydanube.broker.client_index import ClientIndex
 from pydanube.broker.cursors import Cursors
 from pydanube.broker.kept import KeptBytes
 from pydanube.broker.outbox import AnyOutbox, Budget, ConsumerRegistration, DeliveredMessage, MessageOutbox, Outbox
+from pydanube.broker.schemas import SchemaRegistry
 from pydanube.broker.timer import Timer
 from pydanube.core.names import ConsumerId, SubscriptionName, TopicName, consumer_id
 from pydanube.core.policies import SubscriptionKind
@@ -37,6 +38,7 @@ class Services(NamedTuple):
     broker_url: Callable[[], str]  # as bound, known once the servers are open
     kept: KeptBytes
     outboxes: Budget
+    schemas: SchemaRegistry
     clients: ClientIndex
     may_serve: Callable[[], bool] = lambda: True  # False while the broker's lease may have run out
 

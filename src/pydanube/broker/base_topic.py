@@ -13,12 +13,16 @@ from typing import Generic, TypeVar
 from pydanube.broker.base_subscription import BaseSubscription, Services
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.registrations import LEASE_OVER, TopicProducers, consumer_put, forget_silent, remove_below
+from pydanube.broker.schema_enforcer import SchemaEnforcer
 from pydanube.broker.watchers import Watchers
 from pydanube.core import keys
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, consumer_id
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
-from pydanube.errors import LimitReached, NotServed, SubscriptionBusy, SubscriptionUnknown
-from pydanube.ports import Delete, MetadataStore
+from pydanube.core.schemas.enforcing import TopicSchema
+from pydanube.core.schemas.kinds import subject_name
+from pydanube.core.schemas.refusals import SubjectMissing
+from pydanube.errors import LimitReached, NotServed, SchemaMismatch, SubscriptionBusy, SubscriptionUnknown
+from pydanube.ports import Delete, MetadataStore, Put
 from pydanube.telemetry import Telemetry
 
 Subscribed = TypeVar("Subscribed", bound=BaseSubscription)
@@ -38,7 +42,7 @@ class BaseTopic(Generic[Subscribed]):
         services: Services,
         telemetry: Telemetry,
         policy: TopicPolicy,
-        schema_subject: str | None,
+        schema: TopicSchema,
         own_policy: Mapping[str, object] | None = None,
     ) -> None:
         """`own_policy` is the topic's own, without its namespace's; `policy` is both together."""
@@ -46,10 +50,10 @@ class BaseTopic(Generic[Subscribed]):
         self.ownership = ownership
         self.policy = policy
         self.own_policy = own_policy
-        self.schema_subject = schema_subject
         self.subscriptions: dict[SubscriptionName, Subscribed] = {}
         self.producers = TopicProducers(name, policy, services.clock, services.clients)
         self.metrics = telemetry.topic(name, self.producers.__len__)
+        self.enforcer = SchemaEnforcer(name, schema, services.schemas, services.clock, self.metrics)
         self.closed = Watchers()
         self.is_closed = False  # for good; or closing
         self._telemetry = telemetry
@@ -84,6 +88,35 @@ class BaseTopic(Generic[Subscribed]):
             raise self._closing
         if not self._services.may_serve():
             raise NotServed(self.name, LEASE_OVER)
+
+    # --- schema -------------------------------------------------------------------------------------
+
+    @property
+    def schema_subject(self) -> str | None:
+        return self.enforcer.config.subject
+
+    async def bind(self, subject: str) -> None:
+        """The first producer that has a schema says which one the topic has. Raises SchemaMismatch, SubjectMissing."""
+        async with self._changing:
+            self._check_open()
+            before = self.enforcer.config
+            if before.subject == subject:
+                return
+            if before.subject is not None:
+                raise SchemaMismatch(self.name, before.subject, subject)
+            if await self._services.schemas.find(subject_name(subject)) is None:
+                raise SubjectMissing(self.name, subject)
+            await self._store_schema(TopicSchema(subject, before.policy, before.checks_payloads))
+
+    async def set_schema(self, config: TopicSchema) -> None:
+        """Stored, and in force for the next message of every producer."""
+        async with self._changing:
+            self._check_open()
+            await self._store_schema(config)
+
+    async def _store_schema(self, config: TopicSchema) -> None:
+        await self.ownership.write([Put(keys.schema_config(self.name), config.to_bytes())])
+        self.enforcer.change(config)
 
     # --- producers ----------------------------------------------------------------------------------
 

@@ -33,6 +33,9 @@ from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.tiers import Retention
 from pydanube.core.names import NamespaceName, SubscriptionName, TopicName
 from pydanube.core.policies import UNLIMITED, Delivery, TopicPolicy, configured
+from pydanube.core.schemas.enforcing import TopicSchema
+from pydanube.core.schemas.kinds import subject_name
+from pydanube.core.schemas.refusals import SubjectMissing
 from pydanube.errors import (
     DiskFull,
     InvalidName,
@@ -156,6 +159,10 @@ class Catalog(TopicTable):
         """Writes down that the topic exists. In a cluster the leader then finds it a broker."""
         if self._closing:
             raise NotServed(name, self._closing)
+        if schema_subject is not None:
+            found = await self.context.services.schemas.find(subject_name(schema_subject))
+            if found is None:
+                raise SubjectMissing(name, schema_subject)
         while True:
             compares = await self._check_free(name)
             policy = await self._metadata.get(keys.namespace_policy(name.namespace))
@@ -168,7 +175,7 @@ class Catalog(TopicTable):
                 *stays(policy),
             ]
             if schema_subject is not None:
-                operations.append(Put(keys.schema(name), json.dumps(schema_subject).encode()))
+                operations.append(Put(keys.schema_config(name), TopicSchema(schema_subject).to_bytes()))
             if self.directory is not None:
                 operations.append(Put(keys.unassigned(name), b"null"))
             compares += [Compare(keys.topic(name), 0), Compare(policy.key, policy.revision)]

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from pydanube.broker.catalog import Live
 from pydanube.broker.registrations import read_subscriptions, topic_heartbeat
+from pydanube.broker.schema_enforcer import topic_schema
 from pydanube.broker.service import Broker
 from pydanube.core import keys
 from pydanube.core.cluster.placement import MOVES, WAIT
@@ -22,6 +23,7 @@ from pydanube.core.dispatch.lag import Heartbeat
 from pydanube.core.history.ownership import Orphan, Owner
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import ConfigError, DataDamaged, TopicUnknown
 from pydanube.ports import Item
 
@@ -84,13 +86,18 @@ class Overview:
     async def describe(self, name: TopicName) -> Described:
         """Raises TopicUnknown."""
         delivery = await self.delivery(name)
-        item = await self._metadata.get(keys.schema(name))
+        schema = await self.schema(name)
         try:
-            subject = json.loads(item.value) if item else None
             stored = await read_subscriptions(self._metadata, name)
         except (ValueError, KeyError, TypeError) as error:
             raise DataDamaged(f"what is stored about {name} is none of ours: {error}") from error
-        return Described(name, delivery, subject, {each.name: each.kind for each in stored}, self.host_of(name))
+        return Described(name, delivery, schema.subject, {each.name: each.kind for each in stored}, self.host_of(name))
+
+    async def schema(self, name: TopicName) -> TopicSchema:
+        """What is stored now, whichever broker wrote it."""
+        chosen = await self._metadata.get(keys.schema_config(name))
+        label = await self._metadata.get(keys.schema(name)) if chosen is None else None
+        return topic_schema(name, chosen, label)
 
     # --- where it is --------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from pydanube.broker.namespace_limits import NamespaceLimits
 from pydanube.broker.outbox import Budget
 from pydanube.broker.pipelines import PipelineDesk
 from pydanube.broker.quorum import Members
+from pydanube.broker.schemas import SchemaRegistry
 from pydanube.broker.sources import cluster_now, program_version
 from pydanube.broker.starts import Starts
 from pydanube.broker.stores import Stores
@@ -50,9 +51,11 @@ from pydanube.history.served import Cloud
 from pydanube.history.uploader import Uploader
 from pydanube.log.layout import LOCK, read_file, replace_file
 from pydanube.log.wal import NOTHING_UPLOADS, Wal, WalConfig
-from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, Work
+from pydanube.ports import Clock, Disk, MetadataStore, ObjectStore, SchemaParsers, Work
 from pydanube.stores.disk.files import FileDisk
 from pydanube.stores.disk.usage import MachineUsage
+from pydanube.stores.schemas.memory import NoSchemaParsers
+from pydanube.stores.schemas.process import SchemaProcesses
 from pydanube.stores.work.system import SystemClock, SystemWork
 from pydanube.telemetry import ClusterNow, DiskSpace, DispatchNow, Sources, Telemetry
 
@@ -79,6 +82,7 @@ class Ports(NamedTuple):
     upload_work: Work | None = None  # for making objects; None: `work`
     reading_work: Work | None = None  # for opening them; None: `work`
     set_upload_rate: Callable[[float], None] = lambda rate: None
+    parsers: SchemaParsers | None = None  # of schemas; None: no definition can be parsed
     usage: Callable[[float], ResourceUsage] = lambda now: ResourceUsage()
     disk_space: Callable[[], DiskSpace] | None = None  # of the disk
     members: Callable[[], Members | None] = lambda: None  # of the metadata store, if this broker runs one of them
@@ -116,6 +120,7 @@ class Broker:
         self.cursors: Cursors
         self.events: Events
         self.pipelines: PipelineDesk
+        self.schemas: SchemaRegistry
         self.starts: Starts | None = None  # of a broker that is alone
 
     @property
@@ -140,10 +145,11 @@ class Broker:
         """
         disk, clock = FileDisk(Path(config.data_dir)), SystemClock()
         work, upload_work, reading_work = SystemWork(), SystemWork(UPLOAD_THREADS), SystemWork(READING_THREADS)
-        stores = Stores(config, disk, clock, work)
+        stores, parsers = Stores(config, disk, clock, work), SchemaProcesses()
 
         async def close() -> None:
             await stores.close()
+            await parsers.close()
             for each in (work, upload_work, reading_work):
                 each.close()
 
@@ -157,6 +163,7 @@ class Broker:
             upload_work,
             reading_work,
             stores.upload_rate.set_target_rate,
+            parsers,
             MachineUsage(Path(config.data_dir)).read,
             functools.partial(_disk_space, Path(config.data_dir)),
             lambda: stores.members,
@@ -196,6 +203,7 @@ class Broker:
         home: str = "",
         wal: WalConfig | None = None,
         reach: Callable[[Broker], Remote] | None = None,
+        parsers: SchemaParsers | None = None,
     ) -> Broker:
         """The same broker on ports that the caller owns: for simulation and for tests, with a small log (`wal`)."""
 
@@ -205,7 +213,9 @@ class Broker:
         async def given_objects(_: MetadataStore) -> ObjectStore | None:
             return objects
 
-        broker = cls(config, Ports(disk, clock, work, given_metadata, given_objects, home), reach=reach)
+        broker = cls(
+            config, Ports(disk, clock, work, given_metadata, given_objects, home, parsers=parsers), reach=reach
+        )
         await broker._start(wal)
         return broker
 
@@ -270,6 +280,7 @@ class Broker:
         self.cursors = Cursors(metadata, self.clock, self.telemetry.moves.acks_cut)
         kept = KeptBytes(config.dispatch.decoded_bytes, self.clock, timer)
         outboxes = Budget(config.dispatch.outbox_bytes)
+        self.schemas = SchemaRegistry(metadata, self.clock, ports.parsers or NoSchemaParsers())
         services = Services(
             self.clock,
             timer,
@@ -278,6 +289,7 @@ class Broker:
             lambda: self.broker_url,
             kept,
             outboxes,
+            self.schemas,
             ClientIndex(),
             self._may_serve,
         )
@@ -334,6 +346,7 @@ class Broker:
             await self.topics.load_all(await self.topics.names())
             return
         self._spawn(self.namespace_limits.follow(), "limits of namespaces")
+        self._spawn(self.schemas.follow(), "schemas")
         session = self.cluster.session  # before the list: what is listed for another is not claimed
         await self.topics.load_all(await self.cluster.own_topics(), session)
         if self.cloud is not None:
@@ -465,6 +478,8 @@ class Broker:
             await self.topics.remote.close()
         if self._ports.close is not None:
             await self._ports.close()
+        elif self._ports.parsers is not None:
+            await self._ports.parsers.close()
         if self._not_handed_over:
             log.error(
                 "broker stopped, and topics were not handed over: others take them when its lease has run out",

@@ -21,6 +21,7 @@ from pydanube.broker.base_subscription import Services
 from pydanube.broker.ownership import Claimable, Ownership, look
 from pydanube.broker.registrations import read_policy
 from pydanube.broker.reservation import Reservation
+from pydanube.broker.schema_enforcer import topic_schema
 from pydanube.broker.topic import Defaults, Topic
 from pydanube.broker.volatile_topic import VolatileTopic
 from pydanube.cluster.cluster import ClusterNode
@@ -30,6 +31,7 @@ from pydanube.core.history.ownership import LogStart, Owner, first_reservation
 from pydanube.core.history.tiers import Retention
 from pydanube.core.names import BrokerId, TopicName
 from pydanube.core.policies import Delivery, TopicPolicy, effective
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import Conflict, InvalidObject, LogClosed, ObjectDamaged, TailUnproven, TopicUnknown, Unavailable
 from pydanube.history.leftovers import epochs_with_logs, remove_epochs, remove_files, remove_redundant
 from pydanube.history.served import Cloud, Storage
@@ -114,12 +116,14 @@ class Opener:
             raise InvalidObject(f"what the metadata store holds of {name}", str(error)) from error
         seen = self._settled(name, seen)
         items = {item.key: item for item in below}
-        kind, own, subject = (items.get(key(name)) for key in (keys.delivery, keys.topic_policy, keys.schema))
+        kind, own, chosen, label = (
+            items.get(key(name)) for key in (keys.delivery, keys.topic_policy, keys.schema_config, keys.schema)
+        )
         if kind is None and await self._metadata.get(keys.topic(name)) is None:
             raise TopicUnknown(name)
         own_policy = json.loads(own.value) if own else None
         policy = effective(own_policy, json.loads(shared.value) if shared else None)
-        schema_subject = json.loads(subject.value) if subject else None
+        schema = topic_schema(name, chosen, label)
         if (owner_revision is not None and seen.revision != owner_revision) or not self._may_take(seen.owner, take):
             raise Conflict(keys.owner(name))
         # The marker said before this was read that the topic has no owner, and only an owner changes what was read; a
@@ -137,9 +141,7 @@ class Opener:
         if Delivery(json.loads(kind.value)) is Delivery.NON_RELIABLE:
             ownership = await self._own(name, seen, 0, cluster, session, marker_revision)
             services, telemetry = self._context.services, self._context.telemetry
-            topic = VolatileTopic(
-                name, ownership, self._metadata, services, telemetry, policy, schema_subject, own_policy
-            )
+            topic = VolatileTopic(name, ownership, self._metadata, services, telemetry, policy, schema, own_policy)
         else:
             topic = await self._reliable(
                 name,
@@ -149,12 +151,15 @@ class Opener:
                 marker_revision,
                 policy,
                 own_policy,
-                schema_subject,
+                schema,
                 is_stable=is_stable,
                 is_awaited=is_awaited,
             )
         try:
             await topic.open(below if is_stable else None)
+            if not is_stable:  # the owner that was lost may have changed it until the claim
+                chosen = await self._metadata.get(keys.schema_config(name))
+                topic.enforcer.change(topic_schema(name, chosen, label))
         except BaseException:  # also if the caller has left: the next try opens everything anew
             await topic.close("it could not be opened", owned=False)
             raise
@@ -170,7 +175,7 @@ class Opener:
         marker_revision: int | None,
         policy: TopicPolicy,
         own_policy: Mapping[str, object] | None,
-        schema_subject: str | None,
+        schema: TopicSchema,
         *,
         is_stable: bool,
         is_awaited: Callable[[], bool],
@@ -202,7 +207,7 @@ class Opener:
             context.telemetry,
             policy,
             context.defaults,
-            schema_subject,
+            schema,
             storage,
             [*seen.orphans, *([seen.leaves] if seen.leaves else [])],
             own_policy,

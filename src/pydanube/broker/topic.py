@@ -45,6 +45,7 @@ from pydanube.core.history.ownership import Orphan
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import (
     Conflict,
     DanubeError,
@@ -99,7 +100,7 @@ class Topic(TopicReader):
         telemetry: Telemetry,
         policy: TopicPolicy,
         defaults: Defaults,
-        schema_subject: str | None,
+        schema: TopicSchema,
         storage: Storage | None = None,
         orphans: Sequence[Orphan] = (),
         own_policy: Mapping[str, object] | None = None,
@@ -112,7 +113,7 @@ class Topic(TopicReader):
             services,
             telemetry,
             policy,
-            schema_subject,
+            schema,
             storage,
             orphans,
             own_policy,
@@ -274,6 +275,9 @@ class Topic(TopicReader):
         self._check_open()
         self.log.pressure.check()
         self.producers.admit(producer, message)
+        if not self.enforcer.is_open and not self.enforcer.lets_one(message):
+            await self.enforcer.admit_one(message)
+            self._check_open()  # it may have been frozen in the meantime
         offset = await self._gatherer.send(message)
         self.metrics.messages_in.inc()
         size_bytes = len(message.payload)

@@ -22,6 +22,7 @@ from pydanube.broker.subscription import Subscription
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import TopicName
 from pydanube.core.policies import TopicPolicy
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import DanubeError, LogDamaged, OffsetOutOfRange
 from pydanube.formats.batch import Batch, Envelope, cut, delivery_times, messages, routing
 from pydanube.history.served import Storage
@@ -46,12 +47,12 @@ class TopicReader(BaseTopic[Subscription]):
         services: Services,
         telemetry: Telemetry,
         policy: TopicPolicy,
-        schema_subject: str | None,
+        schema: TopicSchema,
         storage: Storage | None,
         orphans: Sequence[Orphan],
         own_policy: Mapping[str, object] | None,
     ) -> None:
-        super().__init__(name, ownership, metadata, services, telemetry, policy, schema_subject, own_policy)
+        super().__init__(name, ownership, metadata, services, telemetry, policy, schema, own_policy)
         self.log = topic_log
         self.storage = storage
         self.orphans = list(orphans)

@@ -22,6 +22,7 @@ from pydanube.core import keys
 from pydanube.core.dispatch.hash_ring import HashRing
 from pydanube.core.names import ProducerId, SubscriptionName, TopicName
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
+from pydanube.core.schemas.enforcing import TopicSchema
 from pydanube.errors import DanubeError, NotServed, OwnershipLost, Refused, SubscriptionBusy
 from pydanube.formats.batch import Envelope
 from pydanube.ports import Delete, Item, MetadataStore
@@ -117,10 +118,10 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
         services: Services,
         telemetry: Telemetry,
         policy: TopicPolicy,
-        schema_subject: str | None,
+        schema: TopicSchema,
         own_policy: Mapping[str, object] | None = None,
     ) -> None:
-        super().__init__(name, ownership, metadata, services, telemetry, policy, schema_subject, own_policy)
+        super().__init__(name, ownership, metadata, services, telemetry, policy, schema, own_policy)
         self._removing: asyncio.Task[None] | None = None
 
     async def open(self, known: Sequence[Item] | None = None) -> None:
@@ -163,6 +164,9 @@ class VolatileTopic(BaseTopic[VolatileSubscription]):
         """Always 0: the messages of a non-reliable topic have no offsets."""
         self._check_open()
         self.producers.admit(producer, message)
+        if not self.enforcer.is_open and not self.enforcer.lets_one(message):
+            await self.enforcer.admit_one(message)
+            self._check_open()
         self._hand_on(message)
         return 0
 

@@ -104,11 +104,12 @@ def _admin_app() -> typer.Typer:
     import pydanube.cli.maintenance
     import pydanube.cli.redrive
     import pydanube.cli.serve
-    from pydanube.cli import admin, cluster, moves, storage, subscriptions
+    from pydanube.cli import admin, cluster, moves, schemas, storage, subscriptions
 
     admin.app.add_typer(subscriptions.app, name="subscriptions", help=subscriptions.HELP)
     admin.app.add_typer(storage.app, name="storage", help=storage.HELP)
     admin.app.add_typer(cluster.app, name="cluster", help=cluster.HELP)
+    admin.app.add_typer(schemas.app, name="schemas", help=schemas.HELP)
     admin.topics.add_typer(moves.orphans, name="orphan", help=moves.HELP)
     import pydanube.cli.status  # noqa: F401  (adds itself to several of them)
 

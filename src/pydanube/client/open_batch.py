@@ -54,7 +54,15 @@ class OpenBatch(Parcel):
         self.waiters: list[Waiter] = []
         self.done: asyncio.Future[None] | None = None  # for `flush`: every message of it has its answer
 
-    def encode(self, topic: str, settings: ProducerSettings, producer_id: int, session: int, sequence: int) -> Batch:
+    def encode(
+        self,
+        topic: str,
+        settings: ProducerSettings,
+        producer_id: int,
+        session: int,
+        sequence: int,
+        schema: tuple[int, int] | None = None,
+    ) -> Batch:
         """Raises InvalidBatch."""
         return encode_columns(
             self.payloads,
@@ -62,6 +70,7 @@ class OpenBatch(Parcel):
             keys=self.keys,
             producer_name=settings.name,
             attributes=self.attributes,
+            schema=schema,
             topic=topic,
             producer_id=producer_id,
             session=session,

@@ -79,6 +79,7 @@ class PartitionProducer(PartitionHandle):
         self._machine = ProducerMachine(OpenBatch, settings)
         self._seen_epoch = 0  # the highest of an owner that has opened this producer
         self._produce = pb.Command()  # what goes in front of every batch; the connection numbers it
+        self._schema: tuple[int, int] | None = None  # id and version, as the broker said
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._lost_error: DanubeError | None = None  # of a message whose receipt is not awaited: `flush` raises it
 
@@ -234,7 +235,8 @@ class PartitionProducer(PartitionHandle):
 
     def _encode(self, batch: OpenBatch) -> Batch:
         machine = self._machine
-        return batch.encode(self.topic, self._settings, machine.producer_id, machine.session, machine.next_sequence)
+        numbers = machine.producer_id, machine.session, machine.next_sequence
+        return batch.encode(self.topic, self._settings, *numbers, schema=self._schema)
 
     def _on_encoded(self, batch: OpenBatch, encoding: asyncio.Future[Batch]) -> None:
         if encoding.cancelled():
@@ -329,6 +331,7 @@ class PartitionProducer(PartitionHandle):
         self._produce = pb.Command(produce=pb.Produce(producer=answer.producer))
         connection.producers[answer.producer] = self
         self.message_size_max = answer.message_size_max
+        self._schema = (answer.schema_id, answer.schema_version) if answer.schema_id else None
         # Before anything is sent there: it may be stored although no receipt comes back.
         self._seen_epoch = max(self._seen_epoch, answer.epoch)
         opened = Opened(

@@ -26,7 +26,9 @@
     /topics/<ns>/<topic>/delivery                                "Reliable" | "NonReliable"
     /topics/<ns>/<topic>/on_crash                                "wait": only the broker that has its log may serve it
     /topics/<ns>/<topic>/dispatch_config                         {heartbeat} of its subscriptions that have none
-    /topics/<ns>/<topic>/policy | schema | schema_subject | schema_config
+    /topics/<ns>/<topic>/policy
+    /topics/<ns>/<topic>/schema_config                           (core/schemas/enforcing.py)
+    /topics/<ns>/<topic>/schema                                  subject, as versions before schema_config stored it
     /topics/<ns>/<topic>/subscriptions/<sub>                     {subscription_name, subscription_type, ...}
     /topics/<ns>/<topic>/subscriptions/<sub>/cursor              last acknowledged offset, -1 for none
     /topics/<ns>/<topic>/subscriptions/<sub>/ack_holes           bytes (core/dispatch/window.py)
@@ -48,8 +50,9 @@
     /pipelines/<name>/status                                     as its supervisor wrote it (core/pipelines/status.py)
     /pipelines/<name>/claim                                      {supervisor, lease}, leased: who runs it
 
-    /schemas/<subject>/metadata | compatibility | versions/<n>
-    /schemas/_index/by_id/<schema id>                            subject
+    /schemas/<subject>/metadata                                  (core/schemas/subjects.py), without texts of schemas
+    /schemas/<subject>/versions/<n, 10 digits>                   one text, written once
+    /schemas/_index/by_id/<schema id>                            text: the subject
     /schemas/_global/next_schema_id                              counter
     /auth/roles/<name>
     /auth/bindings/<scope path>/<id>
@@ -77,6 +80,7 @@ Key = NewType("Key", str)
 Prefix = NewType("Prefix", str)  # to list or to watch
 
 OFFSET_DIGITS: Final = 20  # so that keys sort as offsets do
+VERSION_DIGITS: Final = 10
 
 LEADER: Final = Key("/cluster/leader")
 CLUSTER_ID: Final = Key("/cluster/id")
@@ -98,6 +102,7 @@ TOPICS: Final = Prefix("/topics/")
 STORAGE: Final = Prefix("/storage/topics/")
 PIPELINES: Final = Prefix("/pipelines/")
 SCHEMAS: Final = Prefix("/schemas/")
+SCHEMA_IDS: Final = Prefix("/schemas/_index/by_id/")
 ROLES: Final = Prefix("/auth/roles/")
 BINDINGS: Final = Prefix("/auth/bindings/")
 
@@ -287,10 +292,6 @@ def schema(name: TopicName) -> Key:
     return Key(f"/topics{name}/schema")
 
 
-def schema_subject(name: TopicName) -> Key:
-    return Key(f"/topics{name}/schema_subject")
-
-
 def schema_config(name: TopicName) -> Key:
     return Key(f"/topics{name}/schema_config")
 
@@ -455,20 +456,28 @@ def schema_metadata(subject: str) -> Key:
     return Key(f"{SCHEMAS}{subject}/metadata")
 
 
-def schema_compatibility(subject: str) -> Key:
-    return Key(f"{SCHEMAS}{subject}/compatibility")
+def subject_of_metadata(key: str) -> str | None:
+    tail = _tail(key, SCHEMAS, 2)
+    return tail[0] if tail and tail[1] == "metadata" and not tail[0].startswith("_") else None
 
 
 def schema_version(subject: str, version: int) -> Key:
-    return Key(f"{SCHEMAS}{subject}/versions/{version}")
+    return Key(f"{SCHEMAS}{subject}/versions/{version:0{VERSION_DIGITS}}")
 
 
 def schema_versions(subject: str) -> Prefix:
     return Prefix(f"{SCHEMAS}{subject}/versions/")
 
 
+def version_of_schema(key: str) -> int | None:
+    tail = _tail(key, SCHEMAS, 3)
+    if not tail or tail[1] != "versions" or len(tail[2]) != VERSION_DIGITS or not tail[2].isdecimal():
+        return None
+    return int(tail[2])
+
+
 def schema_by_id(schema_id: int) -> Key:
-    return Key(f"{SCHEMAS}_index/by_id/{schema_id}")
+    return Key(f"{SCHEMA_IDS}{schema_id}")
 
 
 def role(name: str) -> Key:

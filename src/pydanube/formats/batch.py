@@ -8,6 +8,7 @@ later reader. Few rows are written and read without Arrow, byte for byte as it w
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -45,6 +46,7 @@ from pydanube.formats.envelope import (
     PAYLOAD,
     PUBLISH_TIME_MAX,
     PUBLISH_TIME_MIN,
+    SCHEMA_ID,
     Envelope,
     check_nulls,
     check_times,
@@ -91,9 +93,11 @@ __all__ = [
     "parse",
     "parse_header",
     "payload_size_max",
+    "payloads_of",
     "renumber",
     "routing",
     "rows_of",
+    "schema_pairs",
     "session_end",
     "session_record",
     "stamp",
@@ -131,7 +135,8 @@ def encode_messages(messages: Sequence[Envelope], *, topic: str) -> Batch:
         payloads, times, keys, producers, attributes, schemas, versions, requests, *more = zip(*messages, strict=True)
         if any(column.count(None) < len(messages) for column in more):
             return encode(rows_of(messages), topic=topic)
-        if schemas.count(None) == versions.count(None) == len(messages):
+        absent = schemas.count(None) + versions.count(None)
+        if absent in (0, 2 * len(messages)):
             try:
                 plain = _FEW.write(
                     payloads,
@@ -140,6 +145,7 @@ def encode_messages(messages: Sequence[Envelope], *, topic: str) -> Batch:
                     producer_names=producers,
                     attributes=attributes,
                     request_ids=requests,
+                    schemas=None if absent else tuple(zip(schemas, versions, strict=True)),
                 )
                 crc = crc_of(payloads)
             except (ValueError, TypeError, AttributeError, struct.error):
@@ -157,6 +163,7 @@ def encode_columns(
     keys: Sequence[str | None] | None = None,
     producer_name: str | None = None,
     attributes: Sequence[Mapping[str, str] | None] | None = None,
+    schema: tuple[int, int] | None = None,
     topic: str,
     producer_id: int = 0,
     session: int = 0,
@@ -169,7 +176,9 @@ def encode_columns(
     count = len(payloads)
     later = event_times is not None or deliver_at is not None
     if _FEW is None or later or not 0 < count <= ROWS_MAX or len(publish_times) != 8 * count:
-        rows = columns_of(payloads, publish_times, keys=keys, producer_name=producer_name, attributes=attributes)
+        rows = columns_of(
+            payloads, publish_times, keys=keys, producer_name=producer_name, attributes=attributes, schema=schema
+        )
         if later:
             rows = with_times(rows, event_times, deliver_at)
         return encode(
@@ -177,7 +186,7 @@ def encode_columns(
         )
     try:
         plain = _FEW.write(
-            payloads, publish_times, keys=keys, producer_name=producer_name, attributes=attributes
+            payloads, publish_times, keys=keys, producer_name=producer_name, attributes=attributes, schema=schema
         )  # fmt: skip
     except (ValueError, TypeError, AttributeError, struct.error) as error:
         raise InvalidBatch(f"a message does not fit the envelope: {error}") from error
@@ -298,6 +307,7 @@ def parse(buffer: Buffer) -> Batch:
     few = _few(batch)
     if few is not None and (facts := few.check(batch.body, header.rows)) is not None:
         found = facts.logical_crc
+        schema = facts.schema
         latest = check_times(facts.publish_time_min, facts.publish_time_max)
     else:
         if header.codec == CODECS["lz4"]:
@@ -307,10 +317,12 @@ def parse(buffer: Buffer) -> Batch:
             raise InvalidBatch(f"it says {header.rows} rows and has {rows.num_rows}")
         found = logical_crc(rows.column(PAYLOAD))
         latest = latest_publish_time(rows)
+        schema = _schema_of(rows)
     if found != header.logical_crc:
         raise InvalidBatch(f"logical checksum is {found:#010x}, the header says {header.logical_crc:#010x}")
     if latest != header.max_publish_time:
         raise InvalidBatch(f"latest publish time is {latest}, the header says {header.max_publish_time}")
+    _LAST_PARSED[0] = batch.body, schema
     return batch
 
 
@@ -331,11 +343,12 @@ def messages(batch: Batch) -> list[Envelope]:
     """The rows as values: for clients that get one message at a time, tools and tests."""
     few = _few(batch)
     if few is not None and (values := few.read(batch.body, batch.header.rows)) is not None:
-        payloads, publish_times, (keys, names, pairs, requests) = values
+        payloads, publish_times, (keys, names, pairs, requests, schemas) = values
+        known: Sequence[tuple[int | None, int | None]] = schemas or [(None, None)] * len(payloads)
         return [
-            Envelope(payload, time, key, name, dict(pair), None, None, request)
-            for payload, time, key, name, pair, request in zip(
-                payloads, publish_times, keys, names, pairs, requests, strict=True
+            Envelope(payload, time, key, name, dict(pair), schema_id, version, request)
+            for payload, time, key, name, pair, (schema_id, version), request in zip(
+                payloads, publish_times, keys, names, pairs, known, requests, strict=True
             )
         ]
     times, payload, key, producer, attributes, *more = decode(batch).columns
@@ -352,6 +365,43 @@ def routing(batch: Batch) -> tuple[Sequence[str | None], Sequence[str | None]]:
         return texts.keys, texts.producer_names
     rows = decode(batch)
     return rows.column(2).to_pylist(), rows.column(3).to_pylist()
+
+
+def schema_pairs(batch: Batch) -> dict[tuple[int | None, int | None], int]:
+    """The distinct (schema_id, schema_version) of its messages, and how many have each. Costs next to nothing for the
+    batch that was parsed last.
+    """
+    body, schema = _LAST_PARSED[0]
+    if body is batch.body and schema is not None:
+        return {schema: batch.header.rows}
+    rows = decode(batch)
+    if (one := _schema_of(rows)) is not None:
+        return {one: batch.header.rows}
+    return dict(Counter(zip(rows.column(SCHEMA_ID).to_pylist(), rows.column(SCHEMA_ID + 1).to_pylist(), strict=True)))
+
+
+def _schema_of(rows: pa.RecordBatch) -> tuple[int | None, int | None] | None:
+    """Of every row, (None, None) for none; None: they differ."""
+    ids, versions = rows.column(SCHEMA_ID), rows.column(SCHEMA_ID + 1)
+    if ids.null_count == versions.null_count == len(ids):
+        return None, None
+    if ids.null_count or versions.null_count:
+        return None
+    first = ids[0].as_py(), versions[0].as_py()
+    edges = [pc.min_max(each).as_py() for each in (ids, versions)]
+    return first if all(each["min"] == each["max"] for each in edges) else None
+
+
+# What `parse` saw of the last body: who parses a batch looks at its schema next.
+_LAST_PARSED: Final[list[tuple[Buffer | None, tuple[int | None, int | None] | None]]] = [(None, None)]
+
+
+def payloads_of(batch: Batch, pair: tuple[int | None, int | None]) -> list[tuple[int, bytes]]:
+    """Number and payload of each message with this schema id and version."""
+    rows = decode(batch)
+    pairs = zip(rows.column(SCHEMA_ID).to_pylist(), rows.column(SCHEMA_ID + 1).to_pylist(), strict=True)
+    payloads = rows.column(PAYLOAD)
+    return [(row, payloads[row].as_py()) for row, each in enumerate(pairs) if each == pair]
 
 
 def delivery_times(batch: Batch) -> list[int | None] | None:

@@ -54,6 +54,8 @@ PAYLOAD: Final = ENVELOPE.get_field_index("payload")
 
 ATTRIBUTES: Final = ENVELOPE.get_field_index("attributes")
 
+SCHEMA_ID: Final = ENVELOPE.get_field_index("schema_id")  # schema_version is the next one
+
 _NO_TEXTS: Final = pa.nulls(0, pa.string())  # not pa.array, which loads pandas
 
 _REQUIRED: Final = [i for i, field in enumerate(ENVELOPE) if not field.nullable]
@@ -123,6 +125,7 @@ def columns_of(
     keys: Sequence[str | None] | None = None,
     producer_name: str | None = None,
     attributes: Sequence[Mapping[str, str] | None] | None = None,
+    schema: tuple[int, int] | None = None,
 ) -> pa.RecordBatch:
     """As `rows_of`, from columns, for callers with many messages: nothing is done per message where all are alike.
 
@@ -148,14 +151,25 @@ def columns_of(
                 pa.nulls(count, pa.string()) if keys is None else pa.array(keys, pa.string()),
                 pa.nulls(count, pa.string()) if producer_name is None else pa.repeat(_text(producer_name), count),
                 pairs,
-                pa.nulls(count, pa.int64()),
-                pa.nulls(count, pa.int32()),
+                *_schemas(schema, count),
                 pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(bytes(8 * count))]),
             ],
             schema=ENVELOPE_1,
         )
     except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidBatch(f"a message does not fit the envelope: {error}") from error
+
+
+def _schemas(schema: tuple[int, int] | None, count: int) -> tuple[pa.Array, pa.Array]:
+    """One schema for all messages. From bytes: `pa.array` would load pandas."""
+    if schema is None:
+        return pa.nulls(count, pa.int64()), pa.nulls(count, pa.int32())
+    kinds = (pa.int64(), 8), (pa.int32(), 4)
+    first, second = (
+        pa.Array.from_buffers(kind, count, [None, pa.py_buffer(number.to_bytes(size, "little", signed=True) * count)])
+        for (kind, size), number in zip(kinds, schema, strict=True)
+    )
+    return first, second
 
 
 def with_times(

@@ -10,8 +10,8 @@ more than a table of numbers, which is written here directly. The metadata of al
 but for that table, so an example that Arrow has written is all there is to know about it.
 
 `check` knows one layout, the one that `write` makes. It never says that a body is bad: what is laid out in another
-way, or has a schema, or is wrong, is Arrow's to judge. What it accepts is safe to map: the table equals the one that
-belongs to the lengths found, every offset ascends from 0 to such a length, and every text is UTF-8.
+way, or has a schema on some messages only, or is wrong, is Arrow's to judge. What it accepts is safe to map: the table
+equals the one that belongs to the lengths found, every offset ascends from 0 to such a length, and every text is UTF-8.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from crc32c import crc32c
 
@@ -35,11 +35,15 @@ _ARRAYS: Final = 11
 _BUFFERS: Final = 26
 _TABLES: Final = struct.Struct(f"<I{2 * _BUFFERS}q"), struct.Struct(f"<I{2 * _ARRAYS}q")
 _I64: Final = struct.Struct("<q")
-_CLAIMS: Final = struct.Struct("<40xq8xq16xq")  # nulls of routing_key and producer_name, number of pairs
+# Nulls of routing_key and producer_name, number of pairs, nulls of schema_id.
+_CLAIMS: Final = struct.Struct("<40xq8xq16xq48xq")
 _PAD: Final = tuple(bytes(-size % 8) for size in range(8))
 # How many offsets, or times, there are: one more than rows.
 _OFFSETS: Final = tuple(struct.Struct(f"<{count}i") for count in range(ROWS_MAX + 2))
 _TIMES: Final = tuple(struct.Struct(f"<{count}q") for count in range(ROWS_MAX + 1))
+
+
+Schema: TypeAlias = tuple[int, int]  # schema_id, schema_version
 
 
 class Sizes(NamedTuple):
@@ -53,6 +57,7 @@ class Sizes(NamedTuple):
     pairs: int = 0
     pair_keys: int = 0
     pair_values: int = 0
+    schemas: bool = False  # every message has one; else none has
 
 
 class Facts(NamedTuple):
@@ -61,6 +66,7 @@ class Facts(NamedTuple):
     logical_crc: int
     publish_time_min: int
     publish_time_max: int
+    schema: tuple[int | None, int | None] | None  # of every message, (None, None) for none; None: they differ
 
 
 class Texts(NamedTuple):
@@ -70,10 +76,11 @@ class Texts(NamedTuple):
     producer_names: Sequence[str | None]
     attributes: Sequence[Sequence[tuple[str, str]]]
     request_ids: Sequence[int]
+    schemas: Sequence[Schema] | None  # None: none has one
 
 
 class Columns(NamedTuple):
-    """A body as values. None of its messages has a schema."""
+    """A body as values."""
 
     payloads: Sequence[bytes]
     publish_times: Sequence[int]
@@ -88,7 +95,7 @@ class _Parts(NamedTuple):
     bounds: tuple[int, ...]  # of the payloads
     payload_at: int
     rest: bytes  # everything behind the payloads
-    claims: tuple[int, int, int]  # nulls of keys, nulls of producer names, pairs
+    claims: tuple[int, int, int, int]  # nulls of keys, nulls of producer names, pairs, nulls of schema ids
 
 
 class SmallBatchLayout:
@@ -141,17 +148,20 @@ class SmallBatchLayout:
         producer_names: Sequence[str | None] | None = None,
         attributes: Sequence[Mapping[str, str] | None] | None = None,
         request_ids: Sequence[int] | None = None,
+        schema: Schema | None = None,
+        schemas: Sequence[Schema] | None = None,
     ) -> bytes:
         """As `batch.columns_of` and Arrow would. At most ROWS_MAX messages. Raises UnicodeEncodeError.
 
-        All have one `producer_name`, or each its own.
+        All have one `producer_name`, or each its own; and so with `schema`.
         """
         rows = len(payloads)
         offsets, payload = _joined(payloads)
-        if keys is None and attributes is None and producer_names is None:
-            sizes, rest = _rest(rows, producer_name)
+        if keys is None and attributes is None and producer_names is None and schemas is None:
+            sizes, rest = _rest(rows, producer_name, schema)
         else:
-            sizes, rest = _rest_of(rows, keys, producer_names or [producer_name] * rows, attributes)
+            each = schemas if schemas is not None or schema is None else [schema] * rows
+            sizes, rest = _rest_of(rows, keys, producer_names or [producer_name] * rows, attributes, each)
         if request_ids is not None:
             rest = rest[: -8 * rows] + _TIMES[rows].pack(*request_ids)
         size = len(payload)
@@ -164,13 +174,14 @@ class SmallBatchLayout:
         parts = self._parts(body, rows)
         if parts is None:
             return None
-        data, times, bounds, payload_at, _, _ = parts
+        data, times, bounds, payload_at, rest, claims = parts
         if rows == 1:
             lengths, earliest, latest = _OFFSETS[1].pack(bounds[1]), times[0], times[0]
         else:
             lengths = _OFFSETS[rows].pack(*[end - first for first, end in pairwise(bounds)])
             earliest, latest = min(times), max(times)
-        return Facts(crc32c(data[payload_at : payload_at + bounds[-1]], crc32c(lengths)), earliest, latest)
+        schema = _NO_SCHEMA if claims[3] else _one_schema(rest, rows)
+        return Facts(crc32c(data[payload_at : payload_at + bounds[-1]], crc32c(lengths)), earliest, latest, schema)
 
     def _parts(self, body: Buffer, rows: int) -> _Parts | None:
         size = self._size
@@ -215,7 +226,21 @@ class SmallBatchLayout:
         return texts(parts.rest, rows, *parts.claims)
 
 
-def _checked_rest(rest: bytes, rows: int, key_nulls: int, name_nulls: int, pairs: int) -> Sizes | None:
+_NO_SCHEMA: Final = (None, None)
+
+
+def _one_schema(rest: bytes, rows: int) -> Schema | None:
+    """What all rows have, of a column that `_checked_rest` has found full. It stands in front of the request ids."""
+    at = len(rest) - 8 * rows - ((4 * rows + 7) & ~7)
+    ids, versions = rest[at - 8 * rows : at], rest[at : at + 4 * rows]
+    if ids != ids[:8] * rows or versions != versions[:4] * rows:
+        return None
+    return _I64.unpack_from(ids)[0], int.from_bytes(versions[:4], "little", signed=True)
+
+
+def _checked_rest(
+    rest: bytes, rows: int, key_nulls: int, name_nulls: int, pairs: int, schema_nulls: int
+) -> Sizes | None:
     """The sizes of what is behind the payloads, if the metadata tells the truth of nulls and pairs."""
     reader = _Reader(rest)
     try:
@@ -227,20 +252,30 @@ def _checked_rest(rest: bytes, rows: int, key_nulls: int, name_nulls: int, pairs
         pair_values = reader.texts(pairs, 0)
     except (_Otherwise, struct.error):
         return None
-    numbers = _numbers(rows)
-    if len(rest) != reader.at + len(numbers) or not rest.startswith(numbers[: -8 * rows], reader.at):
-        return None
-    return Sizes(rows, key_nulls, key, name_nulls, name, pairs, pair_keys, pair_values)
+    if schema_nulls == 0:
+        versions_end = reader.at + 12 * rows
+        gap = _PAD[4 * rows % 8]
+        if len(rest) != versions_end + len(gap) + 8 * rows or not rest.startswith(gap, versions_end):
+            return None
+    else:
+        numbers = _numbers(rows)
+        if len(rest) != reader.at + len(numbers) or not rest.startswith(numbers[: -8 * rows], reader.at):
+            return None
+    return Sizes(rows, key_nulls, key, name_nulls, name, pairs, pair_keys, pair_values, schema_nulls == 0)
 
 
-def _texts_of(rest: bytes, rows: int, key_nulls: int, name_nulls: int, pairs: int) -> Texts:
+def _texts_of(rest: bytes, rows: int, key_nulls: int, name_nulls: int, pairs: int, schema_nulls: int) -> Texts:
     """What `_checked_rest` has found good."""
     reader = _Reader(rest)
     keys, names = reader.values(rows, key_nulls), reader.values(rows, name_nulls)
     pair_bounds = reader.offsets(rows)
     both = list(zip(reader.values(pairs, 0), reader.values(pairs, 0), strict=True))
     attributes = tuple(tuple(both[first:end]) for first, end in pairwise(pair_bounds))
-    return Texts(keys, names, attributes, _TIMES[rows].unpack(rest[-8 * rows :]))  # type: ignore[arg-type]
+    schemas = None
+    if schema_nulls == 0:
+        versions = _OFFSETS[rows].unpack_from(rest, reader.at + 8 * rows)
+        schemas = tuple(zip(_TIMES[rows].unpack_from(rest, reader.at), versions, strict=True))
+    return Texts(keys, names, attributes, _TIMES[rows].unpack(rest[-8 * rows :]), schemas)  # type: ignore[arg-type]
 
 
 class _Otherwise(Exception):
@@ -311,7 +346,7 @@ def _ascends(bounds: tuple[int, ...]) -> bool:
 
 def _tables(payload: int, sizes: Sizes) -> tuple[int, list[int], tuple[int, ...]]:
     """The length of all columns, place and length of every buffer, length and nulls of every array."""
-    rows, key_nulls, key, name_nulls, name, pairs, pair_keys, pair_values = sizes
+    rows, key_nulls, key, name_nulls, name, pairs, pair_keys, pair_values, schemas = sizes
     bits, offsets, pair_offsets = (rows + 7) // 8, 4 * (rows + 1), 4 * (pairs + 1)
     lengths = (
         0, 8 * rows,  # publish_time: valid, values
@@ -321,8 +356,8 @@ def _tables(payload: int, sizes: Sizes) -> tuple[int, list[int], tuple[int, ...]
         0, offsets, 0,  # attributes: valid, offsets; its pairs: valid
         0, pair_offsets, pair_keys,
         0, pair_offsets, pair_values,
-        bits, 8 * rows,  # schema_id
-        bits, 4 * rows,  # schema_version
+        0 if schemas else bits, 8 * rows,  # schema_id
+        0 if schemas else bits, 4 * rows,  # schema_version
         0, 8 * rows,  # request_id
     )  # fmt: skip
     buffers: list[int] = []
@@ -330,9 +365,10 @@ def _tables(payload: int, sizes: Sizes) -> tuple[int, list[int], tuple[int, ...]
     for length in lengths:
         buffers += (at, length)
         at += (length + 7) & ~7
+    absent = 0 if schemas else rows
     arrays = (
         rows, 0, rows, 0, rows, key_nulls, rows, name_nulls,
-        rows, 0, pairs, 0, pairs, 0, pairs, 0, rows, rows, rows, rows, rows, 0,
+        rows, 0, pairs, 0, pairs, 0, pairs, 0, rows, absent, rows, absent, rows, 0,
     )  # fmt: skip
     return at, buffers, arrays
 
@@ -364,9 +400,9 @@ def _texts(values: Sequence[str | None]) -> tuple[int, int, bytes]:
 
 
 @lru_cache(maxsize=1024)
-def _rest(rows: int, producer_name: str | None) -> tuple[Sizes, bytes]:
+def _rest(rows: int, producer_name: str | None, schema: Schema | None) -> tuple[Sizes, bytes]:
     """Everything behind the payloads, of messages without keys and attributes."""
-    return _rest_of(rows, None, [producer_name] * rows, None)
+    return _rest_of(rows, None, [producer_name] * rows, None, None if schema is None else [schema] * rows)
 
 
 def _rest_of(
@@ -374,6 +410,7 @@ def _rest_of(
     keys: Sequence[str | None] | None,
     producer_names: Sequence[str | None],
     attributes: Sequence[Mapping[str, str] | None] | None,
+    schemas: Sequence[Schema] | None,
 ) -> tuple[Sizes, bytes]:
     key_nulls, key, key_column = _texts([None] * rows if keys is None else keys)
     name_nulls, name, name_column = _texts(producer_names)
@@ -382,8 +419,10 @@ def _rest_of(
     pairs = [pair for one in each for pair in one]
     _, pair_keys, pair_key_column = _texts([pair[0] for pair in pairs])
     _, pair_values, pair_value_column = _texts([pair[1] for pair in pairs])
-    sizes = Sizes(rows, key_nulls, key, name_nulls, name, len(pairs), pair_keys, pair_values)
-    columns = (key_column, name_column, pair_bounds, pair_key_column, pair_value_column, _numbers(rows))
+    is_full = schemas is not None
+    sizes = Sizes(rows, key_nulls, key, name_nulls, name, len(pairs), pair_keys, pair_values, is_full)
+    numbers = _numbers(rows) if schemas is None else _schema_numbers(schemas)
+    columns = (key_column, name_column, pair_bounds, pair_key_column, pair_value_column, numbers)
     return sizes, b"".join(columns)
 
 
@@ -394,6 +433,13 @@ def _numbers(rows: int) -> bytes:
     nothing = bits + _PAD[len(bits) % 8]
     versions = bytes(4 * rows)
     return nothing + bytes(8 * rows) + nothing + versions + _PAD[len(versions) % 8] + bytes(8 * rows)
+
+
+def _schema_numbers(schemas: Sequence[Schema]) -> bytes:
+    """The columns of schemas, and of request ids, all 0."""
+    rows = len(schemas)
+    ids, versions = zip(*schemas, strict=True)
+    return _TIMES[rows].pack(*ids) + _OFFSETS[rows].pack(*versions) + _PAD[4 * rows % 8] + bytes(8 * rows)
 
 
 def _position(metadata: bytes, wanted: bytes) -> int:

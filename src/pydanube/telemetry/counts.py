@@ -86,6 +86,8 @@ class TopicMetrics:
     orphan_messages: GaugeValue = field(default_factory=GaugeValue)  # at most so many are in them
     send_latency: Histogram = field(default_factory=Histogram)  # from the request to the answer
     send_errors: Counter[str] = field(default_factory=Counter)  # by status code
+    schema_checks: Counter[str] = field(default_factory=Counter)  # messages that were looked at, by policy
+    schema_failures: Counter[str] = field(default_factory=Counter)  # messages that did not fit, by reason
 
 
 @dataclass(slots=True, eq=False)

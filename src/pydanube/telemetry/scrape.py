@@ -42,6 +42,7 @@ from pydanube.telemetry.families import (
     histogram_family,
 )
 from pydanube.telemetry.pipelines import pipeline_families
+from pydanube.telemetry.schema_families import schema_families
 
 # Attribute, metric without `_total`, help.
 COUNTS: Final = (
@@ -100,6 +101,7 @@ class TopicNow(NamedTuple):
     sizes: Buckets
     send_latency: Buckets
     send_errors: dict[str, int]
+    schemas: tuple[dict[str, int], dict[str, int]]  # looked at by policy, not fitting by reason
     orphans: tuple[int, int]  # ranges, offsets in them
 
     @classmethod
@@ -112,6 +114,7 @@ class TopicNow(NamedTuple):
             metrics.sizes.copy(),
             metrics.send_latency.copy(),
             dict(metrics.send_errors),
+            (dict(metrics.schema_checks), dict(metrics.schema_failures)),
             (metrics.orphan_ranges.value, metrics.orphan_messages.value),
         )
 
@@ -359,6 +362,7 @@ class MetricsSnapshot(NamedTuple):
         refused = [((*each.topic, "error", code), n) for each in every for code, n in each.send_errors.items()]
         sends = ("topic", "result", "error_code")
         yield counter_family("danube_producer_send", "Sends answered", sends, [*answered, *refused])
+        yield from schema_families((*each.topic, *each.schemas) for each in every)
         # A histogram has fifteen lines: an idle topic is spared them.
         latency = [(each.topic, each.send_latency) for each in every if any(each.send_latency.counts)]
         text = "Milliseconds from a send to its answer"

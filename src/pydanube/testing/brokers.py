@@ -26,6 +26,7 @@ from pydanube.config.stream import StreamConfig
 from pydanube.errors import ConfigError
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.metadata.memory import MemoryMetadataStore
+from pydanube.stores.schemas.process import SchemaProcesses
 from pydanube.stores.work.system import SystemClock, SystemWork
 
 ANY_PORT = "127.0.0.1:0"
@@ -65,7 +66,12 @@ class TestBroker:
         if self._is_in_memory:
             clock = SystemClock()
             self._broker = await Broker.start_on(
-                config, disk=MemoryDisk(), metadata=MemoryMetadataStore(clock), clock=clock, work=SystemWork()
+                config,
+                disk=MemoryDisk(),
+                metadata=MemoryMetadataStore(clock),
+                clock=clock,
+                work=SystemWork(),
+                parsers=SchemaProcesses(),
             )
         else:
             if self.data_dir is None:

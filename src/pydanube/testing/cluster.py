@@ -44,9 +44,11 @@ from pydanube.errors import DanubeError, NotServed, ProcessEnded, Unreachable
 from pydanube.formats.batch import Envelope
 from pydanube.log.wal import WalConfig
 from pydanube.ports import Disk
+from pydanube.schema.answering import Answering
 from pydanube.stores.disk.memory import MemoryDisk
 from pydanube.stores.metadata.memory import MemoryMetadataStore
 from pydanube.stores.objects.memory import MemoryObjectStore
+from pydanube.stores.schemas.memory import MemorySchemaParsers
 from pydanube.testing.cluster_aims import Aims, Shot
 from pydanube.testing.cluster_disk import WatchedDisk
 from pydanube.testing.cluster_of import ClusterOf
@@ -169,6 +171,7 @@ class Node:
             home=self.host,
             wal=cluster.wal,
             reach=lambda broker: _Neighbours(self, broker),
+            parsers=MemorySchemaParsers(Answering().answer),
         )
         self._server = cluster.make_server(broker)
         self._server.start()

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from pydanube import errors
 from pydanube.core.declared import fields_of, have_same_fields
+from pydanube.core.schemas import refusals
 from pydanube.errors import DanubeError, DataDamaged, Refused, Unavailable
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from pydanube.wire.status import cut
@@ -51,6 +52,12 @@ CODES: Final[Mapping[type[DanubeError], pb.Code]] = {
     errors.MessageTooLarge: pb.MESSAGE_TOO_LARGE,
     errors.BrokerUnknown: pb.BROKER_UNKNOWN,
     errors.MoveRefused: pb.MOVE_REFUSED,
+    refusals.SchemaUnknown: pb.SCHEMA_UNKNOWN,
+    refusals.SubjectMissing: pb.SUBJECT_MISSING,
+    refusals.SchemaInvalid: pb.SCHEMA_INVALID,
+    refusals.SchemaIncompatible: pb.SCHEMA_INCOMPATIBLE,
+    refusals.ParserMissing: pb.PARSER_MISSING,
+    refusals.SchemaRefused: pb.SCHEMA_REFUSED,
     # time acts
     Unavailable: pb.UNAVAILABLE,
     errors.DiskFull: pb.DISK_FULL,

@@ -23,6 +23,7 @@ import enum
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 
+from pydanube.core.schemas.refusals import ParserMissing, SchemaIncompatible, SchemaUnknown, SubjectMissing
 from pydanube.errors import (
     AckOutdated,
     BrokerUnknown,
@@ -98,6 +99,10 @@ STATUS: Final[Table] = {
     NamespaceNotEmpty: Code.FAILED_PRECONDITION,
     DeliveryMismatch: Code.FAILED_PRECONDITION,
     SchemaMismatch: Code.FAILED_PRECONDITION,
+    SubjectMissing: Code.FAILED_PRECONDITION,
+    SchemaIncompatible: Code.FAILED_PRECONDITION,
+    ParserMissing: Code.FAILED_PRECONDITION,
+    SchemaUnknown: Code.NOT_FOUND,
     SubscriptionUnknown: Code.NOT_FOUND,
     SubscriptionBusy: Code.PERMISSION_DENIED,
     AckOutdated: Code.FAILED_PRECONDITION,

@@ -63,6 +63,7 @@ class TopicAdmin:
         self._topics = broker.topics
         self._operations = TopicOperations(broker)
         self._overview = Overview(broker)
+        self._schemas = broker.schemas
         self._moves = Moves(broker, peers)
 
     # --- topics -------------------------------------------------------------------------------------
@@ -103,12 +104,17 @@ class TopicAdmin:
     async def DescribeTopic(self, request: pb.DescribeTopicRequest) -> pb.DescribeTopicResponse:
         """As the metadata store has it, whichever broker serves it. `TopicState` says which one does."""
         found = await self._overview.describe(TopicName(request.name))
+        subject = await self._schemas.find(found.schema_subject) if found.schema_subject is not None else None
         return pb.DescribeTopicResponse(
             name=found.topic,
             subscriptions=sorted(found.subscriptions),
             broker_id=str(found.broker or ""),
             delivery=found.delivery.value,
             schema_subject=found.schema_subject,
+            schema_id=subject.schema_id if subject is not None else None,
+            schema_version=subject.latest if subject is not None else None,
+            schema_type=subject.type.value if subject is not None else None,
+            compatibility_mode=subject.compatibility.mode.value.upper() if subject is not None else None,
         )
 
     async def _infos(self, names: Sequence[TopicName]) -> pb.TopicInfoListResponse:

@@ -28,7 +28,6 @@ from pydanube.errors import (
     DanubeError,
     DeliveryMismatch,
     NotServed,
-    SchemaMismatch,
     SubscriptionUnknown,
     TopicExists,
     TopicUnknown,
@@ -75,13 +74,8 @@ class ProducerService:
         topic = await self._find_or_create(name, delivery, subject)
         if topic.delivery is not delivery:
             raise DeliveryMismatch(name, delivery.value, topic.delivery.value)
-        if subject is not None and topic.schema_subject != subject:
-            if topic.schema_subject:
-                raise SchemaMismatch(name, topic.schema_subject, subject)
-            raise RpcRefusal(
-                Code.FAILED_PRECONDITION,
-                f"schema subject {subject} not found: this broker has no schema registry yet",
-            )
+        if subject is not None:
+            await topic.bind(subject)
         identity = await topic.add_producer(
             request.producer_name, exclusive=request.producer_access_mode == pb.Exclusive
         )
@@ -292,10 +286,6 @@ def caller_of(context: Any, broker: Broker) -> Caller:
     agent = next((value for key, value in context.invocation_metadata() or () if key == "user-agent"), "")
     address = unquote(context.peer()).removeprefix("ipv4:").removeprefix("ipv6:")
     return Caller(address, str(agent)[:AGENT_MAX], "grpc", broker.clock.time_us())
-
-
-class SchemaRegistry:
-    unimplemented = "this broker has no schema registry yet"
 
 
 def _start(context: Any) -> stream_pb2.Place | None:

@@ -3,7 +3,8 @@
     operator ─► broker B ── not here: passed on, with what is left of the deadline ──► broker A, the owner
              ◄──────────── answer, or refusal, word for word ◄────────────────────────
 
-Requests go by their field `topic`. A topic that no broker serves now is answered here: with the reason.
+Requests go by their field `topic`, or `topic_name`. A topic that no broker serves now is answered here: with the
+reason.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ OWNERS: Final = frozenset(
         "danube_admin.TopicAdmin.Unsubscribe",
         "danube_admin.TopicAdmin.SetSubscriptionFailurePolicy",
         "danube_admin.TopicAdmin.SetSubscriptionDispatchConfig",
+        "danube_schema.SchemaRegistry.ConfigureTopicSchema",
+        "danube_schema.SchemaRegistry.UpdateTopicValidationPolicy",
         "pydanube.admin.v1.Admin.ChangeFailurePolicy",
         "pydanube.admin.v1.Admin.ExplainSubscription",
         "pydanube.admin.v1.Admin.SeekSubscription",
@@ -98,7 +101,7 @@ class Forwarder:
         if is_forwarded(context):
             return None
         try:
-            return self._peers.owner_of(TopicName(request.topic))
+            return self._peers.owner_of(_topic(request))
         except InvalidName:
             return None
 
@@ -106,9 +109,13 @@ class Forwarder:
         """Raises what the owner said, unless it said so because it is not the owner any more."""
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             await self._refresh()
-            if self._peers.owner_of(TopicName(request.topic)) != owner:
+            if self._peers.owner_of(_topic(request)) != owner:
                 return
         raise passed(error.code(), self._peers.said(error, owner), owner) from error
+
+
+def _topic(request: Any) -> TopicName:
+    return TopicName(request.topic_name if hasattr(request, "topic_name") else request.topic)
 
 
 def is_forwarded(context: Any) -> bool:

@@ -114,9 +114,8 @@ class BatchIntake:
             return
         self.unwritten_bytes += len(body)
         self._connection.throttle()
-        if self._parsing is None and len(body) <= PARSE_ON_LOOP_BYTES:
-            self._append(request_id, producing, body, None)
-        else:
+        is_small = self._parsing is None and len(body) <= PARSE_ON_LOOP_BYTES
+        if not is_small or not self._append(request_id, producing, body, None):
             self._to_parse.append((request_id, producing, body))
             self._parsing_bytes += len(body)
             self._pressure.add(len(body))
@@ -155,19 +154,40 @@ class BatchIntake:
                     self._await_outcome(producing, body)
                     continue
                 batch: Batch | None = None
+                refusal: DanubeError | None = None
                 if len(body) > PARSE_ON_LOOP_BYTES:
                     try:
                         batch = await self._connection.broker.run(lambda body=body: parse(body))  # type: ignore[misc]
                     except InvalidBatch as error:
                         self._connection.fail(error, request_id)
                         return
-                self._append(request_id, producing, body, batch)
+                if not self._append(request_id, producing, body, batch):
+                    batch = batch or parse(body)  # as it has done, and found good
+                    try:
+                        await producing.topic.enforcer.admit_batch(batch)
+                    except DanubeError as error:
+                        refusal = error
+                    if self._connection.session.end is None:
+                        self._append(request_id, producing, body, batch, is_admitted=True, refusal=refusal)
                 self._parsing_bytes -= len(body)
                 self._pressure.remove(len(body))
         finally:
             self._parsing = None
 
-    def _append(self, request_id: int, producing: ProducerHandle, body: memoryview, batch: Batch | None) -> None:
+    def _append(
+        self,
+        request_id: int,
+        producing: ProducerHandle,
+        body: memoryview,
+        batch: Batch | None,
+        *,
+        is_admitted: bool = False,
+        refusal: DanubeError | None = None,
+    ) -> bool:
+        """False: the topic must first look whether it takes the batch, by its schema; nothing was done.
+
+        `is_admitted`: it has, and refuses it with `refusal`, or takes it.
+        """
         outcome: asyncio.Future[Any]
         try:
             batch = batch or parse(body)
@@ -175,17 +195,22 @@ class BatchIntake:
             producing.check_space()
             producing.check(batch)
             topic = producing.topic
+            if refusal is not None:
+                raise refusal
+            if not is_admitted and not topic.enforcer.lets_batch(batch):
+                return False
             if topic.reliable:
                 outcome = topic.submit_batch(batch, producing.on_decided)
             else:
                 outcome = _fan_out(topic, producing.name, batch)
         except (InvalidBatch, ProtocolViolation) as error:
             self._connection.fail(error, request_id)  # its bytes are not what it says: nothing here can be believed
-            return
+            return True
         except DanubeError as error:
             outcome = failed(error)
         pending = PendingBatch(request_id, header.first_sequence, header.rows, len(body), outcome, perf_counter())
         self._await_outcome(producing, pending)
+        return True
 
     def _await_outcome(self, producing: ProducerHandle, pending: PendingBatch) -> None:
         producing.in_flight.append(pending)

@@ -229,6 +229,7 @@ class NativeRequests:
             raise DeliveryMismatch(name, wanted.value, topic.delivery.value)
         if topic.reliable:
             await topic.ownership.check_not_older(request.seen_epoch, session=request.session)
+        schema = await self._schema_of(topic, request)
         producer_id = await topic.add_producer(request.producer_name, exclusive=request.exclusive)
         registered = topic.producers.get(producer_id)
         session = 0
@@ -252,8 +253,21 @@ class NativeRequests:
             durability=_durability(topic),
             message_size_max=topic.policy.max_message_size,
             epoch=topic.ownership.epoch if topic.reliable else 0,
+            schema_id=schema[0],
+            schema_version=schema[1],
         )
         return {"producer_opened": opened}
+
+    async def _schema_of(self, topic: AnyTopic, request: pb.OpenProducer) -> tuple[int, int]:
+        """What its messages carry: id and version; (0, 0) without a schema. The first one binds the topic."""
+        subject = request.schema_subject
+        if not subject:
+            return 0, 0
+        await topic.bind(subject)
+        record = await self._broker.schemas.find(subject)
+        if record is None:  # a label of a version without a registry
+            return 0, 0
+        return record.schema_id, record.chosen(request.schema_version, request.schema_min_version)
 
     async def _close_producer(self, command: pb.Command) -> dict[str, Any]:
         producing = self._handles.producer(command.close_producer.producer)

@@ -37,6 +37,12 @@ class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MOVE_REFUSED: _ClassVar[Code]
     ACK_OUTDATED: _ClassVar[Code]
     NOT_A_TABLE: _ClassVar[Code]
+    SCHEMA_UNKNOWN: _ClassVar[Code]
+    SUBJECT_MISSING: _ClassVar[Code]
+    SCHEMA_INVALID: _ClassVar[Code]
+    SCHEMA_INCOMPATIBLE: _ClassVar[Code]
+    PARSER_MISSING: _ClassVar[Code]
+    SCHEMA_REFUSED: _ClassVar[Code]
     UNAVAILABLE: _ClassVar[Code]
     DISK_FULL: _ClassVar[Code]
     LOG_CLOSED: _ClassVar[Code]
@@ -108,6 +114,12 @@ BROKER_UNKNOWN: Code
 MOVE_REFUSED: Code
 ACK_OUTDATED: Code
 NOT_A_TABLE: Code
+SCHEMA_UNKNOWN: Code
+SUBJECT_MISSING: Code
+SCHEMA_INVALID: Code
+SCHEMA_INCOMPATIBLE: Code
+PARSER_MISSING: Code
+SCHEMA_REFUSED: Code
 UNAVAILABLE: Code
 DISK_FULL: Code
 LOG_CLOSED: Code
@@ -369,7 +381,7 @@ class Moved(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., stream_url: _Optional[str] = ...) -> None: ...
 
 class OpenProducer(_message.Message):
-    __slots__ = ("topic", "producer_name", "reliable", "create", "exclusive", "schema_subject", "session", "without_session", "seen_epoch")
+    __slots__ = ("topic", "producer_name", "reliable", "create", "exclusive", "schema_subject", "session", "without_session", "seen_epoch", "schema_version", "schema_min_version")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     RELIABLE_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +391,8 @@ class OpenProducer(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_SESSION_FIELD_NUMBER: _ClassVar[int]
     SEEN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     topic: str
     producer_name: str
     reliable: bool
@@ -388,10 +402,12 @@ class OpenProducer(_message.Message):
     session: int
     without_session: bool
     seen_epoch: int
-    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., reliable: bool = ..., create: bool = ..., exclusive: bool = ..., schema_subject: _Optional[str] = ..., session: _Optional[int] = ..., without_session: bool = ..., seen_epoch: _Optional[int] = ...) -> None: ...
+    schema_version: int
+    schema_min_version: int
+    def __init__(self, topic: _Optional[str] = ..., producer_name: _Optional[str] = ..., reliable: bool = ..., create: bool = ..., exclusive: bool = ..., schema_subject: _Optional[str] = ..., session: _Optional[int] = ..., without_session: bool = ..., seen_epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., schema_min_version: _Optional[int] = ...) -> None: ...
 
 class ProducerOpened(_message.Message):
-    __slots__ = ("producer", "producer_id", "session", "topic_hash", "durability", "message_size_max", "epoch")
+    __slots__ = ("producer", "producer_id", "session", "topic_hash", "durability", "message_size_max", "epoch", "schema_id", "schema_version")
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +415,8 @@ class ProducerOpened(_message.Message):
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_SIZE_MAX_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     producer: int
     producer_id: int
     session: int
@@ -406,7 +424,9 @@ class ProducerOpened(_message.Message):
     durability: Durability
     message_size_max: int
     epoch: int
-    def __init__(self, producer: _Optional[int] = ..., producer_id: _Optional[int] = ..., session: _Optional[int] = ..., topic_hash: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., message_size_max: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    schema_id: int
+    schema_version: int
+    def __init__(self, producer: _Optional[int] = ..., producer_id: _Optional[int] = ..., session: _Optional[int] = ..., topic_hash: _Optional[int] = ..., durability: _Optional[_Union[Durability, str]] = ..., message_size_max: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_id: _Optional[int] = ..., schema_version: _Optional[int] = ...) -> None: ...
 
 class Produce(_message.Message):
     __slots__ = ("producer",)
