@@ -187,8 +187,16 @@ def test_manifests_name_their_part_so_that_others_are_not_opened(tmp_path: Path)
 
 def test_the_schema_is_that_of_the_objects_with_the_same_ids() -> None:
     ours = Schema.model_validate(schema(partitioned=False))
-    assert ours == pyarrow_to_schema(COLUMNS)
-    assert ours.highest_field_id == 16
+    assert ours.fields == pyarrow_to_schema(COLUMNS).fields
+    assert ours.highest_field_id == 19
+
+
+def test_snapshots_of_before_messages_had_times_of_their_own_name_the_first_schema(tmp_path: Path) -> None:
+    table = parsed(Place(tmp_path).derive(share(row_of(1))))
+    assert [each.schema_id for each in table.schemas] == [0, 1] and table.current_schema_id == 1
+    first, now = table.schemas
+    assert now.fields[: len(first.fields)] == first.fields
+    assert [field.name for field in now.fields[len(first.fields) :]] == ["event_time", "deliver_at"]
 
 
 def parsed(made: Derived) -> TableMetadataV2:
@@ -201,7 +209,7 @@ def test_objects_without_ids_are_mapped_by_name(tmp_path: Path) -> None:
     mapping = parsed(Place(tmp_path).derive(share(row_of(1)))).name_mapping()
     assert mapping is not None
     assert {each.names[0]: each.field_id for each in mapping.root} == {
-        name: number for number, name in enumerate(COLUMNS.names, start=1)
+        field.name: int(field.metadata[b"PARQUET:field_id"]) for field in COLUMNS
     }
     assert [(part.field_id, part.names) for part in mapping.root[5].fields] == [(15, ["key"]), (16, ["value"])]
 

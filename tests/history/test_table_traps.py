@@ -14,7 +14,7 @@ from pyiceberg.table import StaticTable
 
 from pydanube.core.history.tiers import Descriptor
 from pydanube.core.iceberg.table import Derived
-from pydanube.formats.parquet import COLUMNS
+from pydanube.formats.parquet import COLUMNS, FIRST_COLUMNS
 from tests.core.test_iceberg import NOON, Place, described, entries_of, share
 from tests.harness.engines import duckdb_alone
 
@@ -35,6 +35,8 @@ def rows(first: int, end: int) -> pa.Table:
         "sequence": list(range(first, end)),
         "epoch": [1] * count,
         "append_time": [NOON + n for n in range(first, end)],
+        "event_time": [None] * count,
+        "deliver_at": [None] * count,
     }
     arrays = [pa.array(columns[each.name], each.type) for each in COLUMNS]
     return pa.table(arrays, schema=COLUMNS)
@@ -43,9 +45,10 @@ def rows(first: int, end: int) -> pa.Table:
 def put(place: Place, first: int, end: int, *, with_ids: bool = True) -> Descriptor:
     table = rows(first, end)
     if not with_ids:  # as objects of earlier versions are
-        plain = [pa.field(each.name, _plain(each.type), each.nullable) for each in COLUMNS]
+        plain = [pa.field(each.name, _plain(each.type), each.nullable) for each in FIRST_COLUMNS]
+        first_columns = table.columns[: len(plain)]
         table = pa.table(
-            [each.cast(field.type) for each, field in zip(table.columns, plain, strict=True)], pa.schema(plain)
+            [each.cast(field.type) for each, field in zip(first_columns, plain, strict=True)], pa.schema(plain)
         )
     told = described(first, end, min_publish_time=NOON + first, max_publish_time=NOON + end - 1)
     path = Path(place.location, told.object_id)

@@ -15,7 +15,7 @@ import yaml
 from pyspark.sql import DataFrame, SparkSession
 
 from pydanube.cli.main import build_app
-from pydanube.pipeline import audit, compact, lake, replay, stats
+from pydanube.pipeline import audit, compact, lake, maintain, replay, stats
 from pydanube.pipeline.run import JOBS
 from pydanube.pipeline.settings import CONNECTION, TOPICS
 from pydanube.spark.options import COLUMNS, EXTRA_COLUMNS, SINK_OPTIONS, SOURCE_OPTIONS
@@ -57,7 +57,11 @@ def test_every_setting_of_a_job_is_on_the_page_and_no_other() -> None:
         [row] = [line for line in jobs.splitlines() if line.startswith(f"| {name} |")]
         told = re.findall(r"`(\w+)`", row.replace("\\|", " ").split("|")[2])
         assert set(told) == set(module.KNOWN) - common, name
-    [lake_file] = [block.text for block in blocks(PAGE) if block.language == "yaml"]
+    lake_file, maintain_file = (block.text for block in blocks(PAGE) if block.language == "yaml")
+    assert set(maintain.KNOWN) - set(lake.KNOWN) - {"tables"} <= {
+        *yaml.safe_load(maintain_file),
+        *re.findall(r"\b(\w+_\w+)\b", maintain_file),
+    }
     [also] = re.findall(r"Also: (.*?)\n\n", jobs, re.DOTALL)
     file = set(yaml.safe_load(lake_file)) - {"service"}
     told_of_lake: set[str] = file | set(re.findall(r"`(\w+)`", also)) | {"catalog"}
@@ -71,11 +75,11 @@ def test_the_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     command: Any = typer.main.get_command(build_app())
     pipeline = command.commands["pipeline"].commands
     lines = [command.split() for block in blocks(PAGE) if block.language == "sh" for command in block.commands]
-    assert {words[2] for words in lines if words[0] == "danube"} == set(pipeline)
+    assert {words[2] for words in lines if words[0] == "danube"} == {"run", "jobs"} < set(pipeline)  # see pipelines.md
     [synopsis] = re.findall(r"^`danube pipeline run (.*)`$", PAGE, re.MULTILINE)
     told = set(re.findall(r"--\w+", synopsis))
     assert told == {name for each in pipeline["run"].params for name in each.opts if name.startswith("--")}
-    assert set(JOBS) == {"lake", *re.findall(r"^\| (compact|audit|erase|replay|stats) \|", PAGE, re.MULTILINE)}
+    assert set(JOBS) == {"lake", *re.findall(r"^\| (compact|audit|erase|maintain|replay|stats) \|", PAGE, re.MULTILINE)}
 
 
 @pytest.mark.slow

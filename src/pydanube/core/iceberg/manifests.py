@@ -29,8 +29,10 @@ CUT: Final = 512  # objects in a manifest that does not change, on average
 FORMAT_VERSION: Final = 2
 
 OFFSET, PUBLISH_TIME, ATTRIBUTES, APPEND_TIME, KEY, VALUE, PART = 1, 2, 6, 13, 15, 16, 17
+EVENT_TIME, DELIVER_AT = 18, 19
+SCHEMA: Final = 1  # the number of the schema as it is now
 PART_FIELD: Final = 1000
-LAST_COLUMN: Final = PART
+LAST_COLUMN: Final = DELIVER_AT
 
 _EXISTING: Final = 0
 _ANY: Final = 1  # the snapshot and the sequence of every entry
@@ -72,7 +74,7 @@ def manifest(created: int, prefix: str, descriptors: Sequence[Descriptor], part:
     rows = [_entry(prefix + each.object_id, each, part) for each in descriptors]
     keys = {
         "schema": json.dumps(schema(partitioned=part is not None)),
-        "schema-id": "0",
+        "schema-id": str(SCHEMA),
         "partition-spec": json.dumps(spec_fields(partitioned=part is not None)),
         "partition-spec-id": "0",
         "format-version": str(FORMAT_VERSION),
@@ -148,8 +150,10 @@ def _listed(folder: str, each: Manifest) -> bytes:
 # --- schemas ------------------------------------------------------------------------------------------
 
 
-def schema(*, partitioned: bool) -> dict[str, Any]:
-    """Of the table: what objects hold (`formats.parquet.COLUMNS`), and the partition, which no object holds."""
+def schema(*, partitioned: bool, version: int = SCHEMA) -> dict[str, Any]:
+    """Of the table: what objects hold (`formats.parquet.COLUMNS`), and the partition, which no object holds. Version 0
+    is of before messages had times of their own; snapshots of then name it.
+    """
     fields = [
         _column(1, "offset", "long", required=True),
         _column(2, "publish_time", "timestamptz", required=True),
@@ -165,9 +169,11 @@ def schema(*, partitioned: bool) -> dict[str, Any]:
         _column(12, "epoch", "long", required=True),
         _column(13, "append_time", "timestamptz", required=True),
     ]
+    if version > 0:
+        fields += [_column(EVENT_TIME, "event_time", "timestamptz"), _column(DELIVER_AT, "deliver_at", "timestamptz")]
     if partitioned:
         fields.append(_column(PART, "part", "int"))
-    return {"type": "struct", "schema-id": 0, "fields": fields}
+    return {"type": "struct", "schema-id": version, "fields": fields}
 
 
 def spec_fields(*, partitioned: bool) -> list[dict[str, Any]]:

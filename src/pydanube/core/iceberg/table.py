@@ -23,6 +23,7 @@ from pydanube.core.iceberg.manifests import (
     FORMAT_VERSION,
     LAST_COLUMN,
     PART_FIELD,
+    SCHEMA,
     Manifest,
     file_name,
     in_table,
@@ -124,7 +125,7 @@ def derived(
                 "total-data-files": str(sum(each.files for each in given.manifests)),
                 "total-files-size": str(sum(each.size_bytes for each in given.manifests)),
             },
-            "schema-id": 0,
+            "schema-id": SCHEMA,
         }
     )
     metadata = {
@@ -134,8 +135,8 @@ def derived(
         "last-sequence-number": given.snapshot,
         "last-updated-ms": given.changed_ms,
         "last-column-id": LAST_COLUMN,
-        "schemas": [schema(partitioned=given.partitioned)],
-        "current-schema-id": 0,
+        "schemas": [schema(partitioned=given.partitioned, version=each) for each in range(SCHEMA + 1)],
+        "current-schema-id": SCHEMA,
         "partition-specs": [{"spec-id": 0, "fields": spec_fields(partitioned=given.partitioned)}],
         "default-spec-id": 0,
         "last-partition-id": PART_FIELD,
