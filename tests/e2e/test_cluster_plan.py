@@ -24,11 +24,13 @@ from pydanube.core import keys
 from pydanube.core.names import BrokerId, SubscriptionName, TopicName
 from pydanube.stores.metadata.etcd import CLIENT_PORT_OFFSET, EtcdMetadataStore
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as pb
+from pydanube.wire._pb.danube import SchemaRegistry_pb2 as schema_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 from tests.e2e.clusters import UNWILLING, ClusterBroker, ClusterProcesses, cluster_in
 from tests.e2e.objectstores import S3Server
 from tests.e2e.tcp_proxy import Line
 from tests.stubs.danube import DanubeAdmin_pb2_grpc as stubs
+from tests.stubs.danube import SchemaRegistry_pb2_grpc as schema_stubs
 from tests.stubs.pydanube import admin_pb2_grpc as our_stubs
 from tests.support import run
 
@@ -90,6 +92,13 @@ async def unload(cluster: ClusterProcesses, topic: TopicName, asked: ClusterBrok
     """Asked of whichever broker; answered when the old owner has let go."""
     async with grpc.aio.insecure_channel((asked or cluster.living[0]).endpoint.removeprefix("http://")) as channel:
         await stubs.TopicAdminStub(channel).UnloadTopic(pb.TopicRequest(name=topic), timeout=PATIENCE)
+
+
+async def register(cluster: ClusterProcesses, subject: str) -> None:
+    """Of any broker, and at its admin port, too."""
+    async with grpc.aio.insecure_channel(cluster.living[0].endpoint.removeprefix("http://")) as channel:
+        request = schema_pb.RegisterSchemaRequest(subject=subject, schema_type="string")
+        await schema_stubs.SchemaRegistryStub(channel).RegisterSchema(request, timeout=PATIENCE)
 
 
 async def unload_to(target: ClusterBroker, topic: TopicName, asked: ClusterBroker) -> None:
@@ -247,6 +256,7 @@ def test_2_a_reliable_topic_keeps_its_schema_subscription_cursor_and_history(
 ) -> None:
     async def story() -> None:
         async with looking(cluster) as (client, kept):
+            await register(cluster, "orders-value")
             await client.create_topic(topic, schema_subject="orders-value")
             async with client.producer(topic) as producer:
                 await asyncio.gather(*(producer.send(b"%d" % n) for n in range(1000)))
@@ -255,7 +265,7 @@ def test_2_a_reliable_topic_keeps_its_schema_subscription_cursor_and_history(
             async with never_stopping(client, topic) as offsets:
                 await unload(cluster, topic)
                 assert await kept.cursor(topic, "sub1") == 499
-                assert await kept.value(keys.schema(topic)) == "orders-value"
+                assert (await kept.value(keys.schema_config(topic)))["subject"] == "orders-value"
                 assert await kept.value(keys.subscription(topic, SubscriptionName("sub1"))) is not None
                 described = await kept.descriptors(topic)
                 assert described[0][0] == 0 and described[-1][1] >= 999
