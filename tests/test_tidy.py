@@ -1,6 +1,6 @@
 """The source keeps the house rules, checked by reading it, never by running it.
 
-Six rules, each a function from a directory to a list of complaints:
+Seven rules, each a function from a directory to a list of complaints:
 
     imports_that_point_up      imports follow the map; exceptions are named one by one
     impurities_in_core         core is the standard library without clock, file, socket or loop
@@ -8,6 +8,7 @@ Six rules, each a function from a directory to a list of complaints:
     paths_outside              no file mentions a place outside the repository
     assigned_from_outside      the parts of a broker are complete when they are made: nothing is set later
     sentences_without_subject  whoever, nobody, somebody: the caller, the owner, the consumer; the count only falls
+    too_large                  a file has 550 lines and a class 30 methods at most
 
 Every rule is tested twice: the repository obeys it, and a planted violation is found. A rule
 that has never found anything proves nothing.
@@ -132,6 +133,12 @@ OLD_IDIOM = re.compile(r"\b(?:whoever|nobody|somebody)\b", re.IGNORECASE)
 OLD_IDIOM_MAX = 55  # what is left are sentences for users, which docs and tests quote; lower it with the count
 
 
+# --- size -----------------------------------------------------------------------------------------
+
+LINES_MAX = 550  # of a file; generated code does not count
+METHODS_MAX = 30  # of a class
+
+
 # --- the rules ------------------------------------------------------------------------------------
 
 
@@ -231,6 +238,25 @@ def sentences_without_subject(source: Path) -> list[str]:
         for number, line in enumerate(path.read_text().splitlines(), start=1)
         for match in OLD_IDIOM.finditer(line)
     ]
+
+
+def too_large(source: Path) -> list[str]:
+    """Complains about every file and class that should be two."""
+    complaints = []
+    for file, tree in parsed(source):
+        if "_pb" in Path(file).parts:
+            continue
+        lines = source.joinpath(file).read_text().count("\n")
+        if lines > LINES_MAX:
+            complaints.append(f"{file}: {lines} lines, {LINES_MAX} at most")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and (methods := methods_of(node)) > METHODS_MAX:
+                complaints.append(f"{file}:{node.lineno}: {node.name} has {methods} methods, {METHODS_MAX} at most")
+    return complaints
+
+
+def methods_of(node: ast.ClassDef) -> int:
+    return sum(isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) for child in node.body)
 
 
 # --- reading the source ---------------------------------------------------------------------------
@@ -438,6 +464,10 @@ def test_sentences_name_their_subject() -> None:
     assert len(found) <= OLD_IDIOM_MAX, found
 
 
+def test_no_file_and_no_class_is_too_large() -> None:
+    assert too_large(SOURCE) == []
+
+
 def test_locks_pin_every_package_by_hash_and_name_no_address() -> None:
     for lock in (REPOSITORY / "requirements").glob("*.lock"):
         text = lock.read_text()
@@ -632,6 +662,34 @@ def test_a_folder_inside_the_repository_may_have_any_name(tmp_path: Path) -> Non
 def test_a_sentence_without_a_subject_is_found(tmp_path: Path) -> None:
     text = '"""Nobody reads it, but the caller does."""\n'
     assert sentences_without_subject(plant(tmp_path, "log/wal.py", text)) == ["log/wal.py:1: Nobody"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("x = 1\n" * (LINES_MAX + 1), "log/wal.py: 551 lines, 550 at most"),
+        (
+            "class Wal:\n" + "    async def f(self): ...\n" * (METHODS_MAX + 1),
+            "log/wal.py:1: Wal has 31 methods, 30 at most",
+        ),
+    ],
+)
+def test_a_file_or_class_that_is_too_large_is_found(tmp_path: Path, text: str, complaint: str) -> None:
+    assert too_large(plant(tmp_path, "log/wal.py", text)) == [complaint]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("log/wal.py", "x = 1\n" * LINES_MAX),
+        ("log/wal.py", "class Wal:\n" + "    def f(self): ...\n" * METHODS_MAX),
+        ("wire/_pb/pydanube/client_pb2.py", "x = 1\n" * (LINES_MAX + 1)),
+    ],
+)
+def test_the_bounds_themselves_and_generated_code_are_not_complained_about(
+    tmp_path: Path, file: str, text: str
+) -> None:
+    assert too_large(plant(tmp_path, file, text)) == []
 
 
 PARTS = """

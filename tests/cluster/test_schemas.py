@@ -13,7 +13,7 @@ from pydanube.broker.schemas import SchemaRegistry
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.schemas.enforcing import TopicSchema
-from pydanube.core.schemas.kinds import Policy
+from pydanube.core.schemas.kinds import SchemaPolicy
 from pydanube.core.schemas.refusals import SchemaRefused
 from pydanube.core.schemas.subjects import SchemaVersion, SubjectRecord
 from pydanube.errors import DataDamaged, InvalidObject, NotServed, Unavailable
@@ -22,7 +22,7 @@ from pydanube.ports import Item, Put
 from pydanube.testing.cluster import Cluster
 from tests.harness.brokers import message, simulated
 
-ENFORCED = TopicSchema("orders", Policy.ENFORCE, True)
+ENFORCED = TopicSchema("orders", SchemaPolicy.ENFORCE, True)
 
 
 def definition(number: int) -> bytes:
@@ -208,7 +208,7 @@ async def test_a_store_that_is_away_holds_up_no_message_of_a_version_that_is_kno
     topic = await town.create("/default/orders", on=1)
     found = await town.served(topic)
     await found.bind("orders")
-    await found.set_schema(TopicSchema("orders", Policy.ENFORCE))
+    await found.set_schema(TopicSchema("orders", SchemaPolicy.ENFORCE))
     await publish(town, topic, 1, 1)
     node.metadata.cut = True
     producer = await found.add_producer("producer")
@@ -230,7 +230,7 @@ async def test_a_message_that_waits_for_its_schema_while_the_topic_leaves_is_not
     topic = await town.create("/default/orders", on=1)
     found = await town.served(topic)
     await found.bind("orders")
-    await found.set_schema(TopicSchema("orders", Policy.ENFORCE))
+    await found.set_schema(TopicSchema("orders", SchemaPolicy.ENFORCE))
     node.broker.schemas._known.clear()
     node.metadata.delay_max_seconds = 0.5
     producer = await found.add_producer("producer")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pydanube.core.schemas import avro as rules
 from pydanube.core.schemas.compare import Parsed, compare
-from pydanube.core.schemas.kinds import Compatibility, Mode, SchemaType
+from pydanube.core.schemas.kinds import Compatibility, CompatibilityMode, SchemaType
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 VALUES: dict[str, Any] = {
@@ -210,10 +210,14 @@ def test_rows_of_the_table(reader: Any, writer: Any, rules_found: list[str]) -> 
 
 def test_a_difference_says_where_what_was_what_is_and_by_which_rule() -> None:
     old, new = (record({"name": "a", "type": kind}) for kind in ("string", "int"))
-    [found] = compare(Parsed(SchemaType.AVRO, new), Parsed(SchemaType.AVRO, old), Compatibility(Mode.BACKWARD), 3)
+    [found] = compare(
+        Parsed(SchemaType.AVRO, new), Parsed(SchemaType.AVRO, old), Compatibility(CompatibilityMode.BACKWARD), 3
+    )
     assert found[:4] == ("type", "/a", "string", "int")
     assert str(found) == "Backward incompatible: changed type of field 'a' from string to int (version 3)"
-    [found] = compare(Parsed(SchemaType.AVRO, new), Parsed(SchemaType.AVRO, old), Compatibility(Mode.FORWARD))
+    [found] = compare(
+        Parsed(SchemaType.AVRO, new), Parsed(SchemaType.AVRO, old), Compatibility(CompatibilityMode.FORWARD)
+    )
     assert found.sentence == "Forward incompatible: changed type of field 'a' from string to int"
 
 

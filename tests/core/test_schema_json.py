@@ -17,13 +17,15 @@ from hypothesis import strategies as st
 
 from pydanube.core.schemas.compare import Parsed, compare
 from pydanube.core.schemas.json_schema import foreign_reference, unreadable
-from pydanube.core.schemas.kinds import Compatibility, Difference, Direction, Mode, SchemaType
+from pydanube.core.schemas.kinds import Compatibility, CompatibilityMode, Difference, Direction, SchemaType
 from pydanube.schema.parsing import covers
 
 BACKWARD, FORWARD = Direction.BACKWARD, Direction.FORWARD
 
 
-def differences(new: Any, old: Any, mode: Mode = Mode.FULL, *, strict: bool = False) -> list[Difference]:
+def differences(
+    new: Any, old: Any, mode: CompatibilityMode = CompatibilityMode.FULL, *, strict: bool = False
+) -> list[Difference]:
     kind = SchemaType.JSON_SCHEMA
     return compare(Parsed(kind, new), Parsed(kind, old), Compatibility(mode, strict), covers=covers)
 
@@ -100,7 +102,10 @@ def test_the_24_combinations(strict: bool, closed: bool, adds: bool, what: str) 
     small = obj(closed=closed, a=A)
     large = obj(("b",) if what != "optional" else (), closed=closed, a=A, b=DEFAULT if what == "default" else A)
     old, new = (small, large) if adds else (large, small)
-    found = tuple(not differences(new, old, mode, strict=strict) for mode in (Mode.BACKWARD, Mode.FORWARD))
+    found = tuple(
+        not differences(new, old, mode, strict=strict)
+        for mode in (CompatibilityMode.BACKWARD, CompatibilityMode.FORWARD)
+    )
     if strict:  # sets of documents: defaults add none
         if closed:
             # What the one names, the other forbids: only an optional property makes a larger set.
@@ -119,8 +124,10 @@ def test_the_24_combinations(strict: bool, closed: bool, adds: bool, what: str) 
 
 def test_a_property_that_comes_back_with_another_type_is_found_by_the_transitive_mode() -> None:
     first, second, third = obj(a=A, b=INT), obj(a=A), obj(a=A, b=A)
-    assert not differences(second, first, Mode.BACKWARD) and not differences(third, second, Mode.BACKWARD)
-    assert differences(third, first, Mode.BACKWARD)[0].path == "/b"
+    assert not differences(second, first, CompatibilityMode.BACKWARD) and not differences(
+        third, second, CompatibilityMode.BACKWARD
+    )
+    assert differences(third, first, CompatibilityMode.BACKWARD)[0].path == "/b"
 
 
 def test_a_difference_is_told_as_path_old_new_and_rule() -> None:
@@ -130,7 +137,9 @@ def test_a_difference_is_told_as_path_old_new_and_rule() -> None:
     assert found.sentence == "Backward incompatible: changed type of field 'n' from integer to string"
     assert other.sentence == "Forward incompatible: changed type of field 'n' from integer to string"
     assert "made optional field 'b' required" in str(differences(obj(("b",), a=A, b=A), obj(a=A, b=A))[0])
-    assert "added new required field 'b'" in str(differences(obj(("b",), a=A, b=A), obj(a=A), Mode.FORWARD)[0])
+    assert "added new required field 'b'" in str(
+        differences(obj(("b",), a=A, b=A), obj(a=A), CompatibilityMode.FORWARD)[0]
+    )
 
 
 def test_a_recursive_schema_is_compared_and_alternatives_have_a_bound() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydanube.core.schemas.compare import compare
-from pydanube.core.schemas.kinds import Compatibility, Direction, Mode, SchemaType
+from pydanube.core.schemas.kinds import Compatibility, CompatibilityMode, Direction, SchemaType
 from pydanube.schema.parsing import Invalid, Understood, message_class, parse
 
 PROTO = SchemaType.PROTOBUF
@@ -19,7 +19,7 @@ def understood(body: str, *, syntax: str = "proto3", message: str = "", head: st
     return parse(PROTO, f'syntax = "{syntax}"; {head} {body}', message)
 
 
-def rules(new: Understood, old: Understood, mode: Mode) -> list[str]:
+def rules(new: Understood, old: Understood, mode: CompatibilityMode) -> list[str]:
     return [each.rule for each in compare(new.parsed, old.parsed, Compatibility(mode))]
 
 
@@ -58,7 +58,7 @@ def message(fields: str) -> str:
 )
 def test_rows_of_the_table(old: str, new: str, backward: bool, forward: bool) -> None:
     before, after = understood(message(old)), understood(message(new))
-    found = [rules(after, before, mode) for mode in (Mode.BACKWARD, Mode.FORWARD)]
+    found = [rules(after, before, mode) for mode in (CompatibilityMode.BACKWARD, CompatibilityMode.FORWARD)]
     assert [not each for each in found] == [backward, forward], found
 
 
@@ -73,21 +73,21 @@ def test_rows_of_the_table(old: str, new: str, backward: bool, forward: bool) ->
 )
 def test_rows_of_the_table_that_only_proto2_has(old: str, new: str, backward: bool, forward: bool) -> None:
     before, after = understood(message(old), syntax="proto2"), understood(message(new), syntax="proto2")
-    found = [not rules(after, before, mode) for mode in (Mode.BACKWARD, Mode.FORWARD)]
+    found = [not rules(after, before, mode) for mode in (CompatibilityMode.BACKWARD, CompatibilityMode.FORWARD)]
     assert found == [backward, forward]
 
 
 def test_under_full_the_number_of_a_removed_field_must_be_reserved() -> None:
     old = understood(message("int32 a = 1; int32 b = 2;"))
-    assert rules(understood(message("int32 a = 1;")), old, Mode.FULL) == ["not_reserved"]
-    assert rules(understood(message("reserved 2; int32 a = 1;")), old, Mode.FULL) == []
+    assert rules(understood(message("int32 a = 1;")), old, CompatibilityMode.FULL) == ["not_reserved"]
+    assert rules(understood(message("reserved 2; int32 a = 1;")), old, CompatibilityMode.FULL) == []
 
 
 def test_a_difference_is_told_as_path_old_new_and_rule() -> None:
     old, new = understood("message M { N n = 1; } message N { int32 x = 1; }"), understood(
         "message M { N n = 1; } message N { string x = 1; }"
     )  # fmt: skip
-    [found] = compare(new.parsed, old.parsed, Compatibility(Mode.BACKWARD), 4)
+    [found] = compare(new.parsed, old.parsed, Compatibility(CompatibilityMode.BACKWARD), 4)
     assert found[:4] == ("type", "/n/x", "int32", "string")
     assert str(found) == "Backward incompatible: changed type of field 'x' from int32 to string (version 4)"
 
@@ -187,7 +187,7 @@ def judge(data: st.DataObject) -> None:
     after = data.draw(changed_fields(before))
     old, new = understood(text_of(before)), understood(text_of(after))
     for direction in Direction:
-        if rules(new, old, Mode(direction.value)):
+        if rules(new, old, CompatibilityMode(direction.value)):
             continue
         sides = (before, old, after, new) if direction is Direction.BACKWARD else (after, new, before, old)
         fields, writer, theirs, reader = sides

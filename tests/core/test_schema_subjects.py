@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pydanube.core.schemas.enforcing import Reason, TopicSchema, doubts, sentence_of
 from pydanube.core.schemas.kinds import (
     Compatibility,
+    CompatibilityMode,
     Direction,
-    Mode,
-    Policy,
+    SchemaPolicy,
     SchemaType,
     compatibility,
     policy,
@@ -40,8 +40,8 @@ def test_words_are_read_in_any_case_and_every_other_is_refused_with_those_that_m
     assert [schema_type(word) for word in ("JSON", "proto", "int", "Avro")] == [
         SchemaType.JSON_SCHEMA, SchemaType.PROTOBUF, SchemaType.NUMBER, SchemaType.AVRO,
     ]  # fmt: skip
-    assert compatibility(" Backward:strict ") == Compatibility(Mode.BACKWARD, True)
-    assert policy("WARN") is Policy.WARN
+    assert compatibility(" Backward:strict ") == Compatibility(CompatibilityMode.BACKWARD, True)
+    assert policy("WARN") is SchemaPolicy.WARN
     for read in (schema_type, compatibility, policy):
         with pytest.raises(ConfigError, match="one of"):
             read("sideways")
@@ -49,7 +49,7 @@ def test_words_are_read_in_any_case_and_every_other_is_refused_with_those_that_m
 
 def test_each_mode_says_who_reads_whom() -> None:
     back, forth = Direction.BACKWARD, Direction.FORWARD
-    found = {mode.value: (mode.directions, mode.is_transitive) for mode in Mode}
+    found = {mode.value: (mode.directions, mode.is_transitive) for mode in CompatibilityMode}
     assert found == {
         "none": ((), False), "backward": ((back,), False), "forward": ((forth,), False),
         "full": ((back, forth), False), "backward_transitive": ((back,), True),
@@ -97,9 +97,9 @@ def test_which_versions_a_new_one_is_compared_with() -> None:
     record = SubjectRecord(
         1, "s", AVRO, versions=(VersionMark(1, "a"), VersionMark(2, "b", "deleted"), VersionMark(3, "c"))
     )
-    assert record.compared(Compatibility(Mode.BACKWARD)) == [3]
-    assert record.compared(Compatibility(Mode.BACKWARD_TRANSITIVE)) == [3, 1]
-    assert record.compared(Compatibility(Mode.NONE)) == []
+    assert record.compared(Compatibility(CompatibilityMode.BACKWARD)) == [3]
+    assert record.compared(Compatibility(CompatibilityMode.BACKWARD_TRANSITIVE)) == [3, 1]
+    assert record.compared(Compatibility(CompatibilityMode.NONE)) == []
     assert with_compatibility(record, record.compatibility) is record
 
 
@@ -146,10 +146,10 @@ def test_what_speaks_against_a_batch(pair: tuple[int | None, int | None], reason
 
 
 def test_what_a_topic_asks_is_stored_and_a_label_of_earlier_versions_is_read_as_a_warning() -> None:
-    config = TopicSchema("s", Policy.ENFORCE, True)
+    config = TopicSchema("s", SchemaPolicy.ENFORCE, True)
     assert TopicSchema.from_bytes(config.to_bytes()) == config
-    assert TopicSchema.from_bytes(None, b'"s"') == TopicSchema("s", Policy.WARN)
-    assert TopicSchema.from_bytes(None).is_open and TopicSchema("s", Policy.NONE).is_open
+    assert TopicSchema.from_bytes(None, b'"s"') == TopicSchema("s", SchemaPolicy.WARN)
+    assert TopicSchema.from_bytes(None).is_open and TopicSchema("s", SchemaPolicy.NONE).is_open
     with pytest.raises(ValueError):
         TopicSchema.from_bytes(b'{"validation_policy": "maybe"}')
 

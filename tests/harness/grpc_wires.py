@@ -13,9 +13,18 @@ import h2.events
 from h2.config import H2Configuration
 from hpack.hpack import Encoder
 
-from pydanube.wire.grpc.calls import Call, Called, CallEvent, CallLimits, CallRefused, Cancelled, Held, Method
+from pydanube.wire.grpc.calls import (
+    Called,
+    CallEvent,
+    CallLimits,
+    CallRefused,
+    Cancelled,
+    Held,
+    ServerCall,
+    ServerMethod,
+)
 from pydanube.wire.grpc.messages import framed
-from pydanube.wire.grpc.server import GrpcConnection
+from pydanube.wire.grpc.server import GrpcServerConnection
 from pydanube.wire.http2 import frames
 from pydanube.wire.http2.sending import Unsent
 from pydanube.wire.http2.values import Http2Limits
@@ -30,10 +39,10 @@ def too_large(size: int, limit: int) -> str:
 
 
 METHODS = {
-    UNARY: Method(UNARY, "unary", False, 4 * MIB, too_large),
-    SMALL: Method(SMALL, "unary", False, 1024, too_large),
-    CLIENT_STREAM: Method(CLIENT_STREAM, "requests", True, 4 * MIB, too_large),
-    ANSWERS: Method(ANSWERS, "answers", False, 4 * MIB, too_large),
+    UNARY: ServerMethod(UNARY, "unary", False, 4 * MIB, too_large),
+    SMALL: ServerMethod(SMALL, "unary", False, 1024, too_large),
+    CLIENT_STREAM: ServerMethod(CLIENT_STREAM, "requests", True, 4 * MIB, too_large),
+    ANSWERS: ServerMethod(ANSWERS, "answers", False, 4 * MIB, too_large),
 }
 HEADERS = [
     (":method", "POST"),
@@ -59,11 +68,11 @@ class Server:
     unsent: Unsent = field(default_factory=lambda: Unsent(256 * MIB))
     now: float = 0.0
     answers: Callable[[bytes], bytes] = lambda request: request[:16]
-    calls: dict[Call, list[bytes]] = field(default_factory=dict)  # open, with what has come
+    calls: dict[ServerCall, list[bytes]] = field(default_factory=dict)  # open, with what has come
     log: list[CallEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.grpc = GrpcConnection(METHODS.get, self.held, self.unsent, self.limits, self.now)
+        self.grpc = GrpcServerConnection(METHODS.get, self.held, self.unsent, self.limits, self.now)
 
     def receive(self, data: bytes) -> list[CallEvent]:
         return self._note(self.grpc.receive(data, self.now))

@@ -251,11 +251,11 @@ def children() -> list[str]:
 
 GUARDED = """
 import os, sys, threading, time
-from pydanube.pipeline.child import Guard, _first_line
+from pydanube.pipeline.child import LeaseGuard, _first_line
 import json
 print(os.getpid(), flush=True)
 first, rest = _first_line()
-threading.Thread(target=Guard(json.loads(first)["until"], rest).run, daemon=True).start()
+threading.Thread(target=LeaseGuard(json.loads(first)["until"], rest).run, daemon=True).start()
 time.sleep(60)
 """
 

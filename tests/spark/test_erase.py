@@ -20,7 +20,7 @@ from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import ConfigError, Conflict, InvalidObject
 from pydanube.formats.erasure import ERASED
 from pydanube.pipeline import audit, erase
-from pydanube.pipeline.erase import Finding
+from pydanube.pipeline.erase import ObjectFinding
 from pydanube.pipeline.report import QueryWatch
 from pydanube.pipeline.settings import JobSettings
 from pydanube.spark.options import CONNECTION_OPTIONS, BrokerOptions, QueryOptions
@@ -44,10 +44,10 @@ def objects(place: Place, topic: str) -> list[Descriptor]:
     return list(place.asking(lambda client: client.describe_storage(topic)).objects)
 
 
-def erased_by_hand(place: Place, topic: str, described: Descriptor, *keys: str) -> Finding:
+def erased_by_hand(place: Place, topic: str, described: Descriptor, *keys: str) -> ObjectFinding:
     """What a task of the job makes of one object; the owner has not seen it."""
     with reaching(place) as reach:
-        found: Finding = reach.call(erase.erase_in(reach, topic, place.storage_url, described, keys, WHEN))
+        found: ObjectFinding = reach.call(erase.erase_in(reach, topic, place.storage_url, described, keys, WHEN))
         return found
 
 
@@ -142,7 +142,7 @@ def test_an_object_that_changed_in_between_is_erased_in_the_next_round(
     really = erase._erased
     rounds: list[int] = []
 
-    def with_a_merge(*args: Any) -> Iterator[Finding]:
+    def with_a_merge(*args: Any) -> Iterator[ObjectFinding]:
         found = list(really(*args))
         if not rounds:
             place.upload(topic, merge=True)
@@ -168,7 +168,7 @@ def test_objects_that_were_merged_and_swept_meanwhile_are_looked_for_again_and_o
     really = erase._erased
     rounds: list[int] = []
 
-    def behind_a_merge(*args: Any) -> Iterator[Finding]:
+    def behind_a_merge(*args: Any) -> Iterator[ObjectFinding]:
         if not rounds:
             place.upload(topic, merge=True)
             described = {each.object_id for each in objects(place, topic)}

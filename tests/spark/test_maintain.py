@@ -134,7 +134,7 @@ def test_keys_are_found_where_a_maintenance_has_put_them_meanwhile(
         tasks = list(other.scan().plan_files())
         files = [each.file for each in tasks if any(f"/batch-{batch:012}/" in each.file.file_path for batch in batches)]
         plan = maintain.check(settings(tmp_path))
-        job = maintain.TableJob(plan, "danube.t", other, maintain.Budget(plan), [], watch())
+        job = maintain.TableJob(plan, "danube.t", other, maintain.MaintenanceBudget(plan), [], watch())
         assert job._rewrite(maintain.Group(files)) == "rewritten"
 
     def asked(*keys: int) -> Any:
@@ -384,16 +384,16 @@ def test_the_budget_ends_the_work_between_two_commits(tmp_path: Path) -> None:
     if not report.values["budget_used_up"]:
         assert told["groups_rewritten"] == 3
     plan = maintain.check(settings(tmp_path, budget_mb=1))
-    budget = maintain.Budget(plan)
+    budget = maintain.MaintenanceBudget(plan)
     assert budget.allows(600_000) and not budget.allows(600_000) and budget.is_over
-    monkey = maintain.Budget(maintain.check(settings(tmp_path, budget_seconds=1)))
+    monkey = maintain.MaintenanceBudget(maintain.check(settings(tmp_path, budget_seconds=1)))
     monkey._began -= 2
     assert not monkey.allows(1)
 
 
 def test_what_is_left_at_the_end_of_the_budget_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_batches(tmp_path, 6)
-    monkeypatch.setattr(maintain.Budget, "allows", lambda self, size: False)
+    monkeypatch.setattr(maintain.MaintenanceBudget, "allows", lambda self, size: False)
     assert run(tmp_path)[1]["groups_left"] == 1
 
 

@@ -12,8 +12,8 @@ from random import Random
 import pytest
 
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
-from pydanube.wire.grpc.calls import Called, CallLimits, Held, Method
-from pydanube.wire.grpc.server import GrpcConnection
+from pydanube.wire.grpc.calls import Called, CallLimits, Held, ServerMethod
+from pydanube.wire.grpc.server import GrpcServerConnection
 from pydanube.wire.http2.sending import Unsent
 from tests.harness.grpc_wires import LIMITS, MIB, Server, too_large
 
@@ -26,10 +26,10 @@ class Heard(Server):
     """Takes every method; answers unary calls at once, and delivers something to streams."""
 
     def __post_init__(self) -> None:
-        def find(path: str) -> Method:
-            return Method(path, "answers" if path == STREAMS else "unary", False, 4 * MIB, too_large)
+        def find(path: str) -> ServerMethod:
+            return ServerMethod(path, "answers" if path == STREAMS else "unary", False, 4 * MIB, too_large)
 
-        self.grpc = GrpcConnection(find, self.held, self.unsent, self.limits, self.now)
+        self.grpc = GrpcServerConnection(find, self.held, self.unsent, self.limits, self.now)
 
 
 def replayed(data: bytes, seed: int) -> tuple[list[tuple[str, bytes]], bytes]:

@@ -15,7 +15,6 @@ from typing import Final, Literal
 from pydanube.broker.base_subscription import Services
 from pydanube.broker.cursors import in_turns
 from pydanube.broker.gather import Gatherer
-from pydanube.broker.outbox import ConsumerRegistration
 from pydanube.broker.ownership import Ownership
 from pydanube.broker.registrations import (
     StoredConfig,
@@ -81,6 +80,9 @@ class Defaults:
     def __init__(self, heartbeat: Heartbeat, unacked_max: int) -> None:
         self.heartbeat = heartbeat
         self.unacked_max = unacked_max
+
+    def limits(self, config: StoredConfig) -> DispatchLimits:
+        return DispatchLimits(unacked_max=config.unacked_max or self.unacked_max)
 
 
 class Topic(TopicReader):
@@ -358,7 +360,7 @@ class Topic(TopicReader):
         subscription = self.subscriptions.get(name)
         if subscription is None:
             return
-        subscription.change(policy=config.policy or FailurePolicy(), limits=self._limits(config))
+        subscription.change(policy=config.policy or FailurePolicy(), limits=self._defaults.limits(config))
         subscription.change_heartbeat(self._heartbeat_of(config.heartbeat), own=config.heartbeat)
 
     async def set_heartbeat(self, heartbeat: Heartbeat | None) -> None:
@@ -411,7 +413,7 @@ class Topic(TopicReader):
             self,
             stored.name,
             stored.kind,
-            self._machine(stored.kind, progress, config, stored.consumers),
+            dispatch_machine(stored, progress, limits=self._defaults.limits(config), rate=self._rate()),
             self._services,
             self._telemetry.subscription(self.name, stored.name),
             heartbeat=self._heartbeat_of(config.heartbeat),
@@ -427,25 +429,19 @@ class Topic(TopicReader):
             subscription.pause(self._closing)  # the topic is about to leave, and paused the others in the meantime
         return subscription
 
-    def _machine(
-        self,
-        kind: SubscriptionKind,
-        progress: SubscriptionProgress,
-        config: StoredConfig,
-        consumers: list[ConsumerRegistration],
-    ) -> DispatchMachine:
-        bucket, limits = self._rate(), self._limits(config)
-        if kind is SubscriptionKind.KEY_SHARED:
-            away = {each.consumer_id: each.key_filters for each in consumers}
-            return KeySharedDispatch(progress, policy=config.policy, limits=limits, rate=bucket, away=away)
-        return MACHINES[kind](progress, policy=config.policy, limits=limits, rate=bucket)
-
     def _rate(self) -> TokenBucket | None:
         rate = self.policy.max_subscription_dispatch_rate
         return TokenBucket(rate, now=self._services.clock.elapsed()) if rate else None
 
-    def _limits(self, config: StoredConfig) -> DispatchLimits:
-        return DispatchLimits(unacked_max=config.unacked_max or self._defaults.unacked_max)
+
+def dispatch_machine(
+    stored: StoredSubscription, progress: SubscriptionProgress, *, limits: DispatchLimits, rate: TokenBucket | None
+) -> DispatchMachine:
+    policy = stored.config.policy
+    if stored.kind is SubscriptionKind.KEY_SHARED:
+        away = {each.consumer_id: each.key_filters for each in stored.consumers}
+        return KeySharedDispatch(progress, policy=policy, limits=limits, rate=rate, away=away)
+    return MACHINES[stored.kind](progress, policy=policy, limits=limits, rate=rate)
 
 
 def _upload_state(topic: Topic) -> tuple[Uploader, UploadState]:

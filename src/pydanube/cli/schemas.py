@@ -18,7 +18,7 @@ from pydanube.admin import schema_calls as calls
 from pydanube.cli.admin import TopicArgument, ask
 from pydanube.cli.exits import Exit
 from pydanube.cli.output import Output, OutputOption, print_done, print_fields, print_rows
-from pydanube.core.schemas.kinds import Mode, Policy
+from pydanube.core.schemas.kinds import CompatibilityMode, SchemaPolicy
 from pydanube.errors import ConfigError
 
 HELP: Final = "Schemas: register, look at, check, delete; what a topic asks of its messages."
@@ -153,7 +153,7 @@ def get_compatibility(subject: SubjectArgument, output: OutputOption = Output.ta
 @app.command("set-compatibility")
 def set_compatibility(
     subject: SubjectArgument,
-    mode: Annotated[str, typer.Option(help=f"{', '.join(Mode)}; :strict behind it for JSON Schema.")],
+    mode: Annotated[str, typer.Option(help=f"{', '.join(CompatibilityMode)}; :strict behind it for JSON Schema.")],
     output: OutputOption = Output.table,
 ) -> None:
     """Set what new versions must satisfy. Versions that are there stay."""
@@ -179,7 +179,9 @@ def delete(
 def configure_topic(
     topic: TopicArgument,
     subject: Annotated[str | None, typer.Option(help="Without it the one that the topic has.")] = None,
-    policy: Annotated[Policy, typer.Option(help="What becomes of a message that does not fit.")] = Policy.WARN,
+    policy: Annotated[
+        SchemaPolicy, typer.Option(help="What becomes of a message that does not fit.")
+    ] = SchemaPolicy.WARN,
     payloads: Annotated[bool, typer.Option("--payloads", help="Check payloads, too.")] = False,
     output: OutputOption = Output.table,
 ) -> None:

@@ -194,14 +194,11 @@ class Consumer:
         """
         async with self._changing:
             if self._is_open:
-                await self._wait_for_answers(self._answer_seconds if timeout is None else timeout)
+                await self._wait_for_answers(timeout)
                 await self._close(timeout)
 
-    @property
-    def _answer_seconds(self) -> float:
-        return min(ANSWER_SECONDS, self._timeout)
-
-    async def _wait_for_answers(self, seconds: float) -> None:
+    async def _wait_for_answers(self, timeout: float | None) -> None:
+        seconds = min(ANSWER_SECONDS, self._timeout) if timeout is None else timeout
         try:
             async with asyncio.timeout(seconds):
                 await self.stop()
@@ -240,7 +237,7 @@ class Consumer:
         async with self._changing:
             if self._is_open:
                 if self._is_stopped and error is None:
-                    await self._wait_for_answers(self._answer_seconds)
+                    await self._wait_for_answers(None)
                 await self._close(None)
 
     # --- receiving ----------------------------------------------------------------------------------

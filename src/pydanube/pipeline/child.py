@@ -34,7 +34,7 @@ def main() -> int:
     if not first:
         return 1  # the supervisor has ended
     order = json.loads(first)
-    guard = Guard(float(order["until"]), rest)
+    guard = LeaseGuard(float(order["until"]), rest)
     threading.Thread(target=guard.run, name="guard", daemon=True).start()
     try:
         report = run_values(
@@ -59,7 +59,7 @@ def main() -> int:
     return 0 if report.is_good else 1
 
 
-class Guard:
+class LeaseGuard:
     """Ends this process, and all of its group, when the supervisor's lease is no longer known to last."""
 
     def __init__(self, until: float, read: bytes) -> None:

@@ -49,7 +49,7 @@ NOT_REACHED: Final = (
 )
 
 
-class Finding(NamedTuple):
+class ObjectFinding(NamedTuple):
     """What a task found in one object, or made of it."""
 
     topic: str
@@ -231,7 +231,7 @@ async def _note(reach: Reach, topic: str, count: int) -> None:
 
 def _swap(
     reach: Reach,
-    found: Finding,
+    found: ObjectFinding,
     work: Sequence[tuple[str, str, Descriptor]],
     report: JobReport,
     erased: Counter[str],
@@ -268,14 +268,14 @@ def _swap(
 
 async def erase_in(
     reach: Reach, topic: str, url: str, described: Descriptor, keys: Collection[str], when: str
-) -> Finding:
+) -> ObjectFinding:
     """The object with the keys' rows erased, in the store and compared with the old one; no descriptor names it yet."""
     store = await reach.store(url)
     data = await store.get(f"{topic[1:]}/{described.object_id}")
     problem = None
     if described.format == PARQUET:
         if not rows_with_keys(data, described.footer_crc, keys):
-            return Finding(topic, described.object_id, None, 0, None)
+            return ObjectFinding(topic, described.object_id, None, 0, None)
         erased = erase_object(data, described.footer_crc, keys, when)
     else:
         erased, unreadable = erase_raw(data, keys, when)
@@ -283,9 +283,9 @@ async def erase_in(
             places = ", ".join(f"{each.first} to {each.end - 1} ({each.why})" for each in unreadable)
             problem = f"cannot be searched for the key at offsets {places}"
         if not erased.rows:
-            return Finding(topic, described.object_id, None, 0, problem)
+            return ObjectFinding(topic, described.object_id, None, 0, problem)
     made = await _put(store, topic, described, erased, data)
-    return Finding(topic, described.object_id, made, erased.rows, problem)
+    return ObjectFinding(topic, described.object_id, made, erased.rows, problem)
 
 
 async def _put(store: ObjectStore, topic: str, old: Descriptor, erased: Erased, before: Buffer) -> Descriptor:
@@ -321,7 +321,7 @@ def _erased(
     connection: BrokerOptions,
     work: Sequence[tuple[str, str, Descriptor]],
     keys: Collection[str],
-) -> Iterator[Finding]:
+) -> Iterator[ObjectFinding]:
     """One finding for every object, each by one task."""
     if not work:
         return
@@ -337,9 +337,9 @@ def _erased(
                         found = reach.call(erase_in(reach, topic, url, described, wanted, when))
                     except (FileNotFoundError, Unavailable) as error:  # merged and swept since; or the store is away
                         why = "it is not in the store" if isinstance(error, FileNotFoundError) else str(error)
-                        found = Finding(topic, described.object_id, None, 0, None, why)
+                        found = ObjectFinding(topic, described.object_id, None, 0, None, why)
                     except InvalidObject as error:
-                        found = Finding(topic, described.object_id, None, 0, str(error))
+                        found = ObjectFinding(topic, described.object_id, None, 0, str(error))
                     made = found.made.to_bytes().decode() if found.made is not None else None
                     yield pa.RecordBatch.from_pylist([{**found._asdict(), "made": made}], schema=_ROWS)
 
@@ -348,7 +348,7 @@ def _erased(
     )
     for row in frame.toLocalIterator():
         made = Descriptor.from_json(json.loads(row["made"])) if row["made"] else None
-        yield Finding(row["topic"], row["object_id"], made, row["rows"], row["problem"], row["again"])
+        yield ObjectFinding(row["topic"], row["object_id"], made, row["rows"], row["problem"], row["again"])
 
 
 _ROWS: Final = pa.schema(

@@ -39,7 +39,7 @@ COMPARED_ROWS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MaintenancePlan:
     """The job's settings, checked."""
 
     target: str
@@ -54,7 +54,7 @@ class Plan:
     budget_bytes: float
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Plan:
+    def parse(cls, values: Mapping[str, Any]) -> MaintenancePlan:
         settings = JobSettings(values, KNOWN, "maintain")
         form = settings.one_of("format", "iceberg", ("iceberg", "parquet"))
         if form == "parquet":
@@ -88,16 +88,16 @@ class Plan:
         )
 
 
-def check(values: dict[str, Any]) -> Plan:
+def check(values: dict[str, Any]) -> MaintenancePlan:
     """The settings, checked without a catalog. Raises ConfigError."""
-    return Plan.parse(values)
+    return MaintenancePlan.parse(values)
 
 
 def run(spark: object, values: dict[str, Any], watch: QueryWatch) -> JobReport:
     """`spark` is not used. Raises ConfigError, Unreachable."""
     plan = check(values)
     report = JobReport("maintain", {"tables": {}})
-    budget = Budget(plan)
+    budget = MaintenanceBudget(plan)
     for name, table in _tables(plan).items():
         watch.says(f"maintaining {name}")
         report.values["tables"][name] = TableJob(plan, name, table, budget, report.problems, watch).run()
@@ -105,10 +105,10 @@ def run(spark: object, values: dict[str, Any], watch: QueryWatch) -> JobReport:
     return report
 
 
-class Budget:
+class MaintenanceBudget:
     """Of all tables together; it is looked at between two groups."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: MaintenancePlan) -> None:
         self._plan = plan
         self._began = monotonic()
         self._bytes = 0
@@ -123,7 +123,7 @@ class Budget:
         return not self.is_over
 
 
-def _tables(plan: Plan) -> dict[str, Any]:
+def _tables(plan: MaintenancePlan) -> dict[str, Any]:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
     from pydanube.pipeline.iceberg import QUERY
@@ -152,7 +152,7 @@ def _tables(plan: Plan) -> dict[str, Any]:
     return found
 
 
-def _catalog(plan: Plan) -> Any:
+def _catalog(plan: MaintenancePlan) -> Any:
     """As `lake` chooses it. Makes nothing: neither a catalog nor a directory."""
     from pyiceberg.catalog import load_catalog
 
@@ -189,7 +189,13 @@ class TableJob:
     """The job on one table."""
 
     def __init__(
-        self, plan: Plan, name: str, table: Any, budget: Budget, problems: list[str], watch: QueryWatch
+        self,
+        plan: MaintenancePlan,
+        name: str,
+        table: Any,
+        budget: MaintenanceBudget,
+        problems: list[str],
+        watch: QueryWatch,
     ) -> None:
         self._plan = plan
         self._name = name

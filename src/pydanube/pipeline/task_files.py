@@ -35,7 +35,7 @@ NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
 _PARTITION: Final = re.compile(r"(?<![^/])(date|batch)[=-]([^/]+)/")
 
 
-class OpenFiles(Protocol):
+class TaskFileSystem(Protocol):
     """Whole files by name."""
 
     def put(self, path: str, data: pa.Buffer) -> None: ...
@@ -46,7 +46,7 @@ class OpenFiles(Protocol):
 class FileAccess(Protocol):
     """How a task, or the driver, opens a store. Travels to executors."""
 
-    def open(self) -> AbstractContextManager[OpenFiles]: ...
+    def open(self) -> AbstractContextManager[TaskFileSystem]: ...
 
 
 class WrittenFile(NamedTuple):
@@ -154,7 +154,7 @@ class _Writer:
     """One attempt of one task."""
 
     def __init__(
-        self, files: OpenFiles, directory: str, attempt: str, rows_per_file: int, date_inside: bool, by: str
+        self, files: TaskFileSystem, directory: str, attempt: str, rows_per_file: int, date_inside: bool, by: str
     ) -> None:
         self._files = files
         self._directory = directory

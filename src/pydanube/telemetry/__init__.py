@@ -37,16 +37,16 @@ from pydanube.telemetry.counts import (
     WalMetrics,
 )
 from pydanube.telemetry.lines import JsonLines, TextLines, configure_logging
-from pydanube.telemetry.scrape import (
+from pydanube.telemetry.now import (
     BrokerNow,
     CloudNow,
     DiskSpace,
-    MetricsSnapshot,
     MovesNow,
     SubscriptionNow,
     TopicNow,
     WalNow,
 )
+from pydanube.telemetry.scrape import MetricsSnapshot
 
 __all__ = [
     "CloudMetrics",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import grpc
 
 from pydanube.api.grpc.adapter import RpcRefusal
-from pydanube.wire.grpc.calls import Call
+from pydanube.wire.grpc.calls import ServerCall
 from pydanube.wire.grpc.headers import Metadata
 from pydanube.wire.status import Code, cut
 
@@ -68,7 +68,7 @@ class CallContext:
         "task",
     )
 
-    def __init__(self, protocol: GrpcProtocol, call: Call) -> None:
+    def __init__(self, protocol: GrpcProtocol, call: ServerCall) -> None:
         self._protocol = protocol
         self._call = call
         self._waiter: asyncio.Future[None] | None = None  # for room to write, or for a request

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from pydanube.api.grpc.adapter import RpcRefusal
 from pydanube.api.grpc.calling import CallContext, Handler
-from pydanube.wire.grpc.calls import Call, Called, CallEvent, CallRefused, MessageReceived
-from pydanube.wire.grpc.server import GrpcConnection
+from pydanube.wire.grpc.calls import Called, CallEvent, CallRefused, MessageReceived, ServerCall
+from pydanube.wire.grpc.server import GrpcServerConnection
 
 if TYPE_CHECKING:
     from pydanube.api.grpc.server import GrpcServer
@@ -33,7 +33,7 @@ class GrpcProtocol(asyncio.Protocol):
         self.tasks = server.tasks
         self.peer = ""
         self.port = 0
-        self.grpc = GrpcConnection(
+        self.grpc = GrpcServerConnection(
             server.find, server.held, server.unsent, server.limits, self.loop.time(), self.flush_soon
         )
         self._server = server
@@ -98,7 +98,7 @@ class GrpcProtocol(asyncio.Protocol):
             else:
                 call.shell.cancel()
 
-    def _refuse(self, call: Call, refused: CallRefused) -> None:
+    def _refuse(self, call: ServerCall, refused: CallRefused) -> None:
         handler: Handler | None = call.method.handler
         if call.shell is None and handler is not None and handler.takes_refusals:
             self._run(call, RpcRefusal(refused.code, refused.sentence))
@@ -107,7 +107,7 @@ class GrpcProtocol(asyncio.Protocol):
         if call.shell is not None:
             call.shell.cancel()
 
-    def _run(self, call: Call, request: bytes | RpcRefusal | None) -> None:
+    def _run(self, call: ServerCall, request: bytes | RpcRefusal | None) -> None:
         context = CallContext(self, call)
         call.attach(context)
         context.begin(request)

@@ -20,7 +20,7 @@ from pydanube.api.grpc.adapter import ServiceHandler
 from pydanube.api.grpc.calling import Handler
 from pydanube.api.grpc.connection import GrpcProtocol
 from pydanube.core.units import MIB
-from pydanube.wire.grpc.calls import CallLimits, Held, Method
+from pydanube.wire.grpc.calls import CallLimits, Held, ServerMethod
 from pydanube.wire.http2.sending import Unsent
 from pydanube.wire.http2.values import Http2Limits
 
@@ -57,7 +57,7 @@ class GrpcServer:
         self.connections: dict[GrpcProtocol, None] = {}
         self._admission = admission
         self._handlers: list[Any] = []
-        self._methods: dict[str, Method | None] = {}
+        self._methods: dict[str, ServerMethod | None] = {}
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -129,7 +129,7 @@ class GrpcServer:
         if not self.connections:
             self._all_gone.set()
 
-    def find(self, path: str) -> Method | None:
+    def find(self, path: str) -> ServerMethod | None:
         method = self._methods.get(path)
         if method is None and path not in self._methods:
             method = self._look(path)
@@ -137,7 +137,7 @@ class GrpcServer:
                 self._methods[path] = method
         return method
 
-    def _look(self, path: str) -> Method | None:
+    def _look(self, path: str) -> ServerMethod | None:
         for each in self._handlers:
             # The careful way of admission is for a server that receives a request before it asks. This one bounds what
             # it receives by itself.
@@ -147,7 +147,7 @@ class GrpcServer:
                 continue
             ours = handler if isinstance(handler, ServiceHandler) else None
             bound = ours.size_max_bytes.get(path) if ours is not None else None
-            return Method(
+            return ServerMethod(
                 path,
                 Handler(
                     _behaviour(found),

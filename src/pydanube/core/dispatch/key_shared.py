@@ -170,7 +170,7 @@ class KeySharedDispatch(DispatchMachine):
         self._asked = False
         backlog, progress = self.backlog, self.progress
         if scheduled:  # first: those behind them follow without a gap
-            self._postpone(Scheduled(scheduled))
+            self.postponement.postpone(Scheduled(scheduled), self.backlog)
         known_before = len(backlog.key_of)
         for offset, key in pairs:
             if backlog.unread.remove(offset, offset + 1):

@@ -11,7 +11,7 @@ The machine never waits, reads no clock and raises nothing: what cannot be is an
     queues       what of it their applications have not seen, and taking it from one consumer for another
     backlog      what is neither settled nor in flight: to be sent again, waiting, blocked
     progress     the cursor, what is acknowledged above it, what was never handed out
-    schedule     what is not to be delivered before a time; missing until then, as if it could not be read
+    schedule     what is not to be delivered before a time; `postponement` keeps it missing until then
 
 and subclasses decide which consumer gets what (`_assign`).
 
@@ -68,6 +68,7 @@ from pydanube.core.dispatch.events import (
 )
 from pydanube.core.dispatch.lag import LagInfo, Standing, lag_info
 from pydanube.core.dispatch.limits import TokenBucket
+from pydanube.core.dispatch.postponement import Postponement
 from pydanube.core.dispatch.ranges import OffsetRange, OffsetRanges, RangePiece, work
 from pydanube.core.dispatch.schedule import Schedule
 from pydanube.core.dispatch.window import Flight, SubscriptionProgress
@@ -97,6 +98,7 @@ class DispatchMachine(ABC):
         self.in_flight = self.deliveries.in_flight
         self.windows = self.deliveries.windows
         self.schedule = Schedule()
+        self.postponement = Postponement(self.schedule, progress, self.deliveries)
         self.first_offset = 0
         self.touched_max = 0  # ranges, by the costliest step so far
         self._sought = False  # by this owner: what it has not handed out since was delivered before, if ever
@@ -115,7 +117,10 @@ class DispatchMachine(ABC):
             self.backlog.failed(first, end, flight.tries.failed(TIMED_OUT), 0.0)
         windows.pace.forget_silent()
         self.backlog.retry_due()
-        self._reveal_due()
+        due = self.schedule.take_due(now, context.pieces_max)
+        if due:
+            self._resume()
+            self.postponement.reveal(due, self.backlog)
         self.deliveries.rate_ready_at = None
         self._unfinished = False
         if len(windows) > 1:
@@ -225,7 +230,7 @@ class DispatchMachine(ABC):
                 for first, end, tries in self.deliveries.shipped(event):
                     self.backlog.take_back(first, end, tries)
             case Scheduled():
-                self._postpone(event)
+                self.postponement.postpone(event, self.backlog)
             case DateSet(time_us):
                 self.schedule.set_date(time_us, self.context.now)
             case Granted(consumer, permits):
@@ -303,7 +308,7 @@ class DispatchMachine(ABC):
             self.deliveries.answered(first, end, late)
         self.backlog.forget(committed)
         for first, end in committed:
-            self._unschedule(first, end)
+            self.postponement.forget(first, end)
             self.progress.settle(first, end)
 
     def _nack(self, event: NackReceived) -> None:
@@ -406,7 +411,7 @@ class DispatchMachine(ABC):
         if first < end:
             self._lose(first, end)
             self.backlog.forget((OffsetRange(first, end),))
-            self._unschedule(first, end)
+            self.postponement.forget(first, end)
             self.progress.settle(first, end)
 
     def _lose(self, first: int, end: int) -> None:
@@ -431,39 +436,6 @@ class DispatchMachine(ABC):
             self.context.policy = event.policy
             self.context.timeout_seconds = self.windows.pace.timeout_seconds = event.policy.ack_timeout_seconds
             self.backlog.judge_again()
-
-    # --- events: not before a time ------------------------------------------------------------------------
-
-    def _postpone(self, event: Scheduled) -> None:
-        for first, end, time_us in event.pieces:
-            if event.consumer is None:
-                held = OffsetRanges((piece.first, piece.end) for piece in self.in_flight.overlap(first, end))
-                waiting = held.gaps(first, end)
-            else:
-                taken = self.deliveries.postponed(event.consumer, first, end)
-                waiting = [OffsetRange(piece.first, piece.end) for piece in taken]
-            for part in waiting:
-                self.backlog.forget((part,))
-                for open_part in self.progress.settled.gaps(max(part.first, self.progress.next_unacked), part.end):
-                    self.progress.withhold(*open_part)
-                    self.schedule.put(*open_part, time_us)
-        self.progress.holds_fresh = self.schedule.is_full
-
-    def _reveal_due(self) -> None:
-        """What is due can be read, and is compared with the date once more when it is."""
-        due = self.schedule.take_due(self.context.now, self.context.pieces_max)
-        if not due:
-            return
-        self._resume()
-        self.progress.holds_fresh = self.schedule.is_full
-        for first, end in due:
-            for late in self.progress.reveal(first, end):
-                self.backlog.reveal(*late)
-
-    def _unschedule(self, first: int, end: int) -> None:
-        for part in self.schedule.forget(first, end):
-            self.progress.missing.remove(*part)
-        self.progress.holds_fresh = self.schedule.is_full
 
     # --- time ---------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from pydanube.core.schemas.findings import Finding, shown
+from pydanube.core.schemas.findings import Mismatch, shown
 
 Json: TypeAlias = Any
 
@@ -30,14 +30,14 @@ VALUES: Final = frozenset({"decimal", "duration"})  # without the word the bytes
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class AvroType:
     """A type. `parts` are the branches of a union, the items of an array, the values of a map."""
 
     kind: str
     name: str = ""
     aliases: frozenset[str] = frozenset()
-    parts: list[Node] = field(default_factory=list)
-    fields: list[Field] = field(default_factory=list)
+    parts: list[AvroType] = field(default_factory=list)
+    fields: list[AvroField] = field(default_factory=list)
     symbols: tuple[str, ...] = ()
     has_default: bool = False  # of an enum
     size: int = 0
@@ -50,14 +50,14 @@ class Node:
 
 
 @dataclass(slots=True, eq=False)
-class Field:
+class AvroField:
     name: str
     aliases: frozenset[str]
-    type: Node
+    type: AvroType
     has_default: bool
 
 
-def read(schema: Json) -> Node:
+def read(schema: Json) -> AvroType:
     """The schema as nodes. Raises ValueError for what is none: libraries have parsed it before."""
     try:
         return _read(schema, "", {})
@@ -65,12 +65,12 @@ def read(schema: Json) -> Node:
         raise ValueError(f"not an Avro schema: {error!r}") from error
 
 
-def unreadable(reader: Node, writer: Node) -> list[Finding]:
+def unreadable(reader: AvroType, writer: AvroType) -> list[Mismatch]:
     """What keeps `reader` from reading every value of `writer`; nothing if it reads them all."""
     return _Comparison().compare(reader, writer, "")
 
 
-def can_be_empty(node: Node, above: frozenset[int] = frozenset()) -> bool:
+def can_be_empty(node: AvroType, above: frozenset[int] = frozenset()) -> bool:
     """Whether a value may take no byte at all: five bytes then say that an array has millions of them."""
     if id(node) in above:
         return True
@@ -79,7 +79,7 @@ def can_be_empty(node: Node, above: frozenset[int] = frozenset()) -> bool:
     return node.kind == "null" or (node.kind == "fixed" and node.size == 0)
 
 
-def arrays_of_nothing(node: Node) -> str:
+def arrays_of_nothing(node: AvroType) -> str:
     """The path of an array whose items may take no byte; empty: there is none."""
     waiting, seen = [(node, "")], {id(node)}
     while waiting:
@@ -97,11 +97,11 @@ def arrays_of_nothing(node: Node) -> str:
 
 def wrong_default(schema: Json) -> str:
     """Why a default is no value of its field's type; empty: all are."""
-    names: dict[str, Node] = {}
+    names: dict[str, AvroType] = {}
     return _wrong(schema, "", names)
 
 
-def _wrong(schema: Json, namespace: str, names: dict[str, Node]) -> str:
+def _wrong(schema: Json, namespace: str, names: dict[str, AvroType]) -> str:
     if isinstance(schema, list):
         return next(filter(None, (_wrong(each, namespace, names) for each in schema)), "")
     if not isinstance(schema, Mapping):
@@ -125,7 +125,7 @@ def _wrong(schema: Json, namespace: str, names: dict[str, Node]) -> str:
     return ""
 
 
-def _fits(node: Node, value: Json) -> bool:
+def _fits(node: AvroType, value: Json) -> bool:
     """As a default: that of a union is of its first branch."""
     match node.kind:
         case "null":
@@ -160,14 +160,14 @@ class _Comparison:
     def __init__(self) -> None:
         self._compared: set[tuple[int, int]] = set()  # of records: a recursive type ends where it began
 
-    def compare(self, reader: Node, writer: Node, path: str) -> list[Finding]:
+    def compare(self, reader: AvroType, writer: AvroType, path: str) -> list[Mismatch]:
         if writer.kind == "union":
-            found: list[Finding] = []
+            found: list[Mismatch] = []
             for branch in writer.parts:
                 if (why := self.compare(reader, branch, path)) and reader.kind == "union":
                     text = f"removed {branch} from the union at '{path or '/'}'"
                     forward = f"added {branch} to the union at '{path or '/'}'"
-                    found.append(Finding("union_branch", path or "/", _union(reader), str(branch), text, forward))
+                    found.append(Mismatch("union_branch", path or "/", _union(reader), str(branch), text, forward))
                 else:
                     found += why
             return found
@@ -180,7 +180,7 @@ class _Comparison:
                 return min(same, key=len)
             text = f"the union at '{path or '/'}' has no {writer} any more"
             return [
-                Finding("union_branch", path or "/", _union(reader), str(writer), text, f"added {writer} at '{path}'")
+                Mismatch("union_branch", path or "/", _union(reader), str(writer), text, f"added {writer} at '{path}'")
             ]
         if reader.kind != writer.kind:
             if writer.kind not in READ_AS.get(reader.kind, ()):
@@ -188,7 +188,7 @@ class _Comparison:
             return self._logical(reader, writer, path)
         return self._same_kind(reader, writer, path)
 
-    def _same_kind(self, reader: Node, writer: Node, path: str) -> list[Finding]:
+    def _same_kind(self, reader: AvroType, writer: AvroType, path: str) -> list[Mismatch]:
         kind = reader.kind
         if kind in NAMED and reader.name != writer.name and writer.name not in reader.aliases:
             return [_changed("name", path, reader.name, writer.name, f"renamed {kind}")]
@@ -201,19 +201,19 @@ class _Comparison:
             if gone and not reader.has_default:
                 text = f"removed symbol '{gone[0]}' of enum {writer.name}"
                 more = f"added symbol '{gone[0]}' to enum {writer.name}"
-                return [Finding("enum_symbol", path or "/", shown(reader.symbols), shown(writer.symbols), text, more)]
+                return [Mismatch("enum_symbol", path or "/", shown(reader.symbols), shown(writer.symbols), text, more)]
         if kind == "fixed" and reader.size != writer.size:
             return [
                 _changed("fixed_size", path, str(reader.size), str(writer.size), f"changed size of fixed {reader.name}")
             ]
         return self._logical(reader, writer, path)
 
-    def _fields(self, reader: Node, writer: Node, path: str) -> list[Finding]:
+    def _fields(self, reader: AvroType, writer: AvroType, path: str) -> list[Mismatch]:
         if (id(reader), id(writer)) in self._compared:
             return []
         self._compared.add((id(reader), id(writer)))
         theirs = {each.name: each for each in writer.fields}
-        found: list[Finding] = []
+        found: list[Mismatch] = []
         for own in reader.fields:
             names = [own.name, *sorted(own.aliases)]
             other = next((theirs[name] for name in names if name in theirs), None)
@@ -223,10 +223,10 @@ class _Comparison:
             elif not own.has_default:
                 text = f"added field '{own.name}' without a default"
                 forward = f"removed field '{own.name}', which has no default in the old version"
-                found.append(Finding("field_without_default", where, str(own.type), "", text, forward))
+                found.append(Mismatch("field_without_default", where, str(own.type), "", text, forward))
         return found
 
-    def _logical(self, reader: Node, writer: Node, path: str) -> list[Finding]:
+    def _logical(self, reader: AvroType, writer: AvroType, path: str) -> list[Mismatch]:
         one, other = reader.logical, writer.logical
         if one == other == "decimal" and (reader.scale != writer.scale or reader.precision < writer.precision):
             sizes = [f"decimal({each.precision}, {each.scale})" for each in (reader, writer)]
@@ -237,18 +237,18 @@ class _Comparison:
         return []
 
 
-def _alike(branch: Node, writer: Node) -> bool:
+def _alike(branch: AvroType, writer: AvroType) -> bool:
     return branch.kind == writer.kind and (branch.kind not in NAMED or branch.name == writer.name)
 
 
-def _union(node: Node) -> str:
+def _union(node: AvroType) -> str:
     return shown([str(each) for each in node.parts])
 
 
-def _changed(rule: str, path: str, reader: str, writer: str, said: str = "") -> Finding:
+def _changed(rule: str, path: str, reader: str, writer: str, said: str = "") -> Mismatch:
     field_name = path.rpartition("/")[2]
     words = said or (f"changed type of field '{field_name}'" if field_name else "changed the type")
-    return Finding(
+    return Mismatch(
         rule, path or "/", reader, writer, f"{words} from {writer} to {reader}", f"{words} from {reader} to {writer}"
     )
 
@@ -256,18 +256,18 @@ def _changed(rule: str, path: str, reader: str, writer: str, said: str = "") -> 
 # --- reading ------------------------------------------------------------------------------------------
 
 
-def _read(schema: Json, namespace: str, names: dict[str, Node]) -> Node:
+def _read(schema: Json, namespace: str, names: dict[str, AvroType]) -> AvroType:
     if isinstance(schema, str):
         if schema in PRIMITIVES:
-            return Node(schema)
+            return AvroType(schema)
         full = _full(schema, namespace)
         return names[full] if full in names else names[schema]
     if isinstance(schema, Sequence):
-        return Node("union", parts=[_read(each, namespace, names) for each in schema])
+        return AvroType("union", parts=[_read(each, namespace, names) for each in schema])
     kind = schema["type"]
     if isinstance(kind, dict | list) or (kind not in PRIMITIVES | NAMED | {"array", "map"}):
         return _read(kind, namespace, names)
-    node = Node(kind)
+    node = AvroType(kind)
     if kind in NAMED:
         node.name = _full(schema["name"], schema.get("namespace", namespace) or "")
         namespace = node.name.rpartition(".")[0]
@@ -275,7 +275,7 @@ def _read(schema: Json, namespace: str, names: dict[str, Node]) -> Node:
         names[node.name] = node
     if kind in ("record", "error"):
         node.fields = [
-            Field(
+            AvroField(
                 each["name"],
                 frozenset(each.get("aliases", ())),
                 _read(each["type"], namespace, names),

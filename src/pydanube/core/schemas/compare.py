@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydanube.core.schemas import avro, json_schema, protobuf
-from pydanube.core.schemas.findings import Finding, differences
+from pydanube.core.schemas.findings import Mismatch, differences
 from pydanube.core.schemas.kinds import Compatibility, Difference, Direction, SchemaType
 
 DIFFERENCES_MAX: Final = 50  # told of one comparison
@@ -40,7 +40,7 @@ def compare(
 
 def _unreadable(
     new: Parsed, old: Parsed, direction: Direction, asked: Compatibility, covers: Covers | None
-) -> list[Finding]:
+) -> list[Mismatch]:
     reader, writer = (new, old) if direction is Direction.BACKWARD else (old, new)
     match new.type:
         case SchemaType.AVRO:
@@ -61,15 +61,15 @@ def _unreadable(
             return []
 
 
-def _strict(reader: Any, writer: Any, covers: Covers | None) -> list[Finding]:
+def _strict(reader: Any, writer: Any, covers: Covers | None) -> list[Mismatch]:
     answer = covers(reader, writer) if covers is not None else None
     if answer:
         return []
     if answer is None:
         text = "whether every document of the one schema is one of the other cannot be decided, and strict means no"
-        return [Finding("undecided", "/", "", "", text)]
+        return [Mismatch("undecided", "/", "", "", text)]
     text = "a document that the old schema allows is none of the new one"
-    return [Finding("not_covered", "/", "", "", text, "a document that the new schema allows is none of the old one")]
+    return [Mismatch("not_covered", "/", "", "", text, "a document that the new schema allows is none of the old one")]
 
 
 def _once(found: Iterable[Difference]) -> list[Difference]:

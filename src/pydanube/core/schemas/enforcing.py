@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from pydanube.core.schemas.kinds import Policy
+from pydanube.core.schemas.kinds import SchemaPolicy
 from pydanube.core.schemas.subjects import ACTIVE, SubjectRecord
 from pydanube.core.units import MIB
 
@@ -39,17 +39,17 @@ class TopicSchema:
     """`/topics/<ns>/<topic>/schema_config`."""
 
     subject: str | None = None
-    policy: Policy = Policy.WARN
+    policy: SchemaPolicy = SchemaPolicy.WARN
     checks_payloads: bool = False
 
     @property
     def is_open(self) -> bool:
         """Messages need not be looked at."""
-        return self.subject is None or self.policy is Policy.NONE
+        return self.subject is None or self.policy is SchemaPolicy.NONE
 
     @property
     def refuses(self) -> bool:
-        return self.policy is Policy.ENFORCE
+        return self.policy is SchemaPolicy.ENFORCE
 
     def to_bytes(self) -> bytes:
         stored = {
@@ -67,7 +67,7 @@ class TopicSchema:
         stored: dict[str, Any] = json.loads(value)
         return cls(
             stored.get("subject"),
-            Policy(stored.get("validation_policy", Policy.WARN.value)),
+            SchemaPolicy(stored.get("validation_policy", SchemaPolicy.WARN.value)),
             bool(stored.get("enable_payload_validation", False)),
         )
 

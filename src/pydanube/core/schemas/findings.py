@@ -10,7 +10,7 @@ from pydanube.core.schemas.kinds import Difference, Direction
 SHOWN_MAX: Final = 120  # characters of a value
 
 
-class Finding(NamedTuple):
+class Mismatch(NamedTuple):
     """Why `reader` cannot read what `writer` wrote, at `path`; `text` says it of the two directions."""
 
     rule: str
@@ -27,7 +27,7 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 1] + "…"
 
 
-def differences(found: list[Finding], direction: Direction) -> list[Difference]:
+def differences(found: list[Mismatch], direction: Direction) -> list[Difference]:
     """The same as differences between an old version and a new one."""
     result = []
     for rule, path, reader, writer, text, forward_text in found:

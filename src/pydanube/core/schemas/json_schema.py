@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeAlias
 
-from pydanube.core.schemas.findings import Finding, shown
+from pydanube.core.schemas.findings import Mismatch, shown
 from pydanube.core.schemas.kinds import Direction
 
 Json: TypeAlias = Any
@@ -51,7 +51,7 @@ class TooManySteps(Exception):
     pass
 
 
-def unreadable(new: Json, old: Json, direction: Direction) -> list[Finding]:
+def unreadable(new: Json, old: Json, direction: Direction) -> list[Mismatch]:
     """What keeps the reader of this direction from reading every document of the writer."""
     reader, writer = (new, old) if direction is Direction.BACKWARD else (old, new)
     comparison = _Comparison(reader, writer, direction)
@@ -59,7 +59,7 @@ def unreadable(new: Json, old: Json, direction: Direction) -> list[Finding]:
         return comparison.compare(reader, (writer,), "")
     except (TooManySteps, RecursionError):
         text = f"the schemas have more than {STEPS_MAX} combinations of alternatives: it cannot be decided"
-        return [Finding("undecided", "/", "", "", text)]
+        return [Mismatch("undecided", "/", "", "", text)]
 
 
 def foreign_reference(schema: Json) -> str | None:
@@ -105,7 +105,7 @@ class _Comparison:
         self._under_way: set[tuple[int, tuple[int, ...]]] = set()
         self._same_definitions = _definitions(reader_root) == _definitions(writer_root)
 
-    def compare(self, reader: Json, writer: Conjunction, path: str) -> list[Finding]:
+    def compare(self, reader: Json, writer: Conjunction, path: str) -> list[Mismatch]:
         """Nothing, if `reader` takes every value that all of `writer` allow."""
         self._steps += 1
         if self._steps > STEPS_MAX:
@@ -119,14 +119,14 @@ class _Comparison:
         finally:
             self._under_way.discard(key)
 
-    def _compared(self, reader: Json, given: Conjunction, path: str) -> list[Finding]:
+    def _compared(self, reader: Json, given: Conjunction, path: str) -> list[Mismatch]:
         writer = self._flat(given)
         if any(each is False for each in writer) or reader is True:
             return []
         if reader is False:
             return [_changed("type", path, "nothing", "something", "allows nothing any more", "allows something now")]
         if not isinstance(reader, Mapping):
-            return [Finding("undecided", path or "/", shown(reader), "", f"'{path or '/'}' is no schema")]
+            return [Mismatch("undecided", path or "/", shown(reader), "", f"'{path or '/'}' is no schema")]
         found = self._plain(reader, writer, path)
         found += self._joined(reader, writer, path)
         if not found:
@@ -166,8 +166,8 @@ class _Comparison:
                 found.append(each)
         return tuple(found)
 
-    def _joined(self, reader: Mapping[str, Json], writer: Conjunction, path: str) -> list[Finding]:
-        found: list[Finding] = []
+    def _joined(self, reader: Mapping[str, Json], writer: Conjunction, path: str) -> list[Mismatch]:
+        found: list[Mismatch] = []
         if isinstance(reader.get("$ref"), str):
             found += self.compare(_resolved(self._reader_root, reader["$ref"]), writer, path)
         for each in reader.get("allOf", ()):
@@ -180,17 +180,17 @@ class _Comparison:
                 found += self._some(branches, writer, path, "oneOf")
             elif not any(isinstance(each, Mapping) and self._is_same(each.get("oneOf"), branches) for each in writer):
                 text = f"changed oneOf at '{path or '/'}', whose branches may overlap"
-                found.append(Finding("oneOf", path or "/", shown(branches), shown(_all(writer, "oneOf")), text))
+                found.append(Mismatch("oneOf", path or "/", shown(branches), shown(_all(writer, "oneOf")), text))
         return found
 
-    def _some(self, branches: Sequence[Json], writer: Conjunction, path: str, word: str) -> list[Finding]:
+    def _some(self, branches: Sequence[Json], writer: Conjunction, path: str, word: str) -> list[Mismatch]:
         """One of the branches takes everything. Branches of the writer are looked at one by one: see `_compared`."""
         tries = [self.compare(branch, writer, path) for branch in branches]
         if not all(tries):
             return []
         best = min(tries, key=len, default=[])
         text = f"no branch of {word} at '{path or '/'}' takes what was allowed"
-        return best or [Finding(word, path or "/", shown(branches), "", text)]
+        return best or [Mismatch(word, path or "/", shown(branches), "", text)]
 
     def _is_apart(self, branches: Sequence[Json]) -> bool:
         """No value is of two branches: by type, or by a required property with its own constant."""
@@ -221,11 +221,11 @@ class _Comparison:
 
     # --- keywords -----------------------------------------------------------------------------------
 
-    def _plain(self, reader: Mapping[str, Json], writer: Conjunction, path: str) -> list[Finding]:
+    def _plain(self, reader: Mapping[str, Json], writer: Conjunction, path: str) -> list[Mismatch]:
         types = _types_of(writer)
         if (why := _type_finding(reader, types, path)) is not None:
             return [why]
-        found: list[Finding] = []
+        found: list[Mismatch] = []
         if (allowed := _values(reader)) is not None:
             theirs = next((values for each in writer if (values := _values(each)) is not None), None)
             gone = None if theirs is None else [a for a in theirs if not any(_same_value(a, b) for b in allowed)]
@@ -233,7 +233,7 @@ class _Comparison:
                 text = f"removed value {shown(gone[0])}" if gone else "limited the values"
                 more = f"added value {shown(gone[0])}" if gone else "does not limit the values any more"
                 found.append(
-                    Finding(
+                    Mismatch(
                         "enum",
                         path or "/",
                         shown(allowed),
@@ -296,11 +296,11 @@ class _Comparison:
 
     # --- objects ------------------------------------------------------------------------------------
 
-    def _object(self, reader: Mapping[str, Json], writer: Conjunction, path: str) -> list[Finding]:
+    def _object(self, reader: Mapping[str, Json], writer: Conjunction, path: str) -> list[Mismatch]:
         own: Mapping[str, Json] = reader.get("properties", {})
         theirs = _properties(writer)
         required, own_required = _required(writer), set(reader.get("required", ()))
-        found: list[Finding] = []
+        found: list[Mismatch] = []
         is_backward = self._direction is Direction.BACKWARD
         if "properties" in reader or ("type" in reader and not reader.keys() & JOINED):
             for name in sorted(required & theirs.keys() - own.keys() - own_required):
@@ -325,13 +325,13 @@ class _Comparison:
         found += self._others(reader, writer, path)
         return found
 
-    def _others(self, reader: Mapping[str, Json], writer: Conjunction, path: str) -> list[Finding]:
+    def _others(self, reader: Mapping[str, Json], writer: Conjunction, path: str) -> list[Mismatch]:
         """Properties that no schema names."""
         own = reader.get("additionalProperties", True)
         if own is True or own == {}:
             return []
         theirs = _all(writer, "additionalProperties")
-        found: list[Finding] = []
+        found: list[Mismatch] = []
         if isinstance(own, Mapping):
             for name, schemas in sorted(_properties(writer).items()):
                 if name not in reader.get("properties", {}):
@@ -345,13 +345,13 @@ class _Comparison:
 
     # --- arrays -------------------------------------------------------------------------------------
 
-    def _array(self, reader: Mapping[str, Json], writer: Conjunction, path: str) -> list[Finding]:
+    def _array(self, reader: Mapping[str, Json], writer: Conjunction, path: str) -> list[Mismatch]:
         first, others = _items(reader)
         if not first and others is True:
             return []
         theirs = [_items(each) for each in writer if isinstance(each, Mapping)]
         length = max([len(first), *(len(each) for each, _ in theirs)])
-        found: list[Finding] = []
+        found: list[Mismatch] = []
         for number in range(length + 1):
             own = first[number] if number < len(first) else others
             place = str(number) if number < length else "items"
@@ -424,7 +424,7 @@ def _may_be(kind: str, types: set[str] | None) -> bool:
     return types is None or kind in types or (kind == "number" and "integer" in types)
 
 
-def _type_finding(reader: Mapping[str, Json], types: set[str] | None, path: str) -> Finding | None:
+def _type_finding(reader: Mapping[str, Json], types: set[str] | None, path: str) -> Mismatch | None:
     if "type" not in reader:
         return None
     own = _types(reader) or set()
@@ -515,15 +515,15 @@ def _definitions(root: Json) -> Json:
     return [root.get("$defs"), root.get("definitions")] if isinstance(root, Mapping) else None
 
 
-def _changed(rule: str, path: str, reader: str, writer: str, text: str = "", forward: str = "") -> Finding:
+def _changed(rule: str, path: str, reader: str, writer: str, text: str = "", forward: str = "") -> Mismatch:
     name = path.rpartition("/")[2]
     where = f"of field '{name}'" if name else "of the document"
     if not text:
         text = f"changed type {where} from {writer} to {reader}"
-        return Finding(rule, path or "/", reader, writer, text, f"changed type {where} from {reader} to {writer}")
-    return Finding(rule, path or "/", reader, writer, f"{text} {where}", f"{forward or text} {where}")
+        return Mismatch(rule, path or "/", reader, writer, text, f"changed type {where} from {reader} to {writer}")
+    return Mismatch(rule, path or "/", reader, writer, f"{text} {where}", f"{forward or text} {where}")
 
 
-def _property(rule: str, name: str, path: str, reader: str, writer: str, text: str, forward: str = "") -> Finding:
+def _property(rule: str, name: str, path: str, reader: str, writer: str, text: str, forward: str = "") -> Mismatch:
     at = f" at '{path}'" if path else ""
-    return Finding(f"property_{rule}", f"{path}/{name}", reader, writer, text + at, (forward or text) + at)
+    return Mismatch(f"property_{rule}", f"{path}/{name}", reader, writer, text + at, (forward or text) + at)

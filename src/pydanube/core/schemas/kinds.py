@@ -50,7 +50,7 @@ class Direction(enum.StrEnum):
     FORWARD = "forward"  # the old version reads what the new one wrote
 
 
-class Mode(enum.StrEnum):
+class CompatibilityMode(enum.StrEnum):
     NONE = "none"
     BACKWARD = "backward"
     FORWARD = "forward"
@@ -78,7 +78,7 @@ class Mode(enum.StrEnum):
 class Compatibility(NamedTuple):
     """What a new version must satisfy. `strict` matters to JSON Schema alone."""
 
-    mode: Mode = Mode.BACKWARD
+    mode: CompatibilityMode = CompatibilityMode.BACKWARD
     strict: bool = False
 
     def __str__(self) -> str:
@@ -86,10 +86,10 @@ class Compatibility(NamedTuple):
 
 
 STRICT: Final = ":strict"
-MODES: Final = f"one of {', '.join(Mode)}, and for JSON Schema {STRICT} behind it, as backward:strict"
+MODES: Final = f"one of {', '.join(CompatibilityMode)}, and for JSON Schema {STRICT} behind it, as backward:strict"
 
 
-class Policy(enum.StrEnum):
+class SchemaPolicy(enum.StrEnum):
     NONE = "none"
     WARN = "warn"
     ENFORCE = "enforce"
@@ -121,17 +121,17 @@ def compatibility(text: str) -> Compatibility:
     """Raises ConfigError."""
     word = text.strip().lower()
     try:
-        return Compatibility(Mode(word.removesuffix(STRICT)), word.endswith(STRICT))
+        return Compatibility(CompatibilityMode(word.removesuffix(STRICT)), word.endswith(STRICT))
     except ValueError:
         raise ConfigError("compatibility_mode", text[:80], MODES) from None
 
 
-def policy(text: str) -> Policy:
+def policy(text: str) -> SchemaPolicy:
     """Raises ConfigError."""
     try:
-        return Policy(text.strip().lower())
+        return SchemaPolicy(text.strip().lower())
     except ValueError:
-        raise ConfigError("validation_policy", text[:80], f"one of {', '.join(Policy)}") from None
+        raise ConfigError("validation_policy", text[:80], f"one of {', '.join(SchemaPolicy)}") from None
 
 
 def subject_name(text: str) -> str:

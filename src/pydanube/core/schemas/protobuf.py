@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydanube.core.schemas.findings import Finding, shown
+from pydanube.core.schemas.findings import Mismatch, shown
 
 GROUPS: Final = (
     frozenset({"int32", "uint32", "int64", "uint64", "bool"}),
@@ -23,7 +23,7 @@ LENGTHS: Final = frozenset({"string", "bytes", "message"})  # repeated without p
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FieldDescriptor:
     number: int
     name: str
     type: str  # as in a .proto file: int32, string, message, enum, group
@@ -34,9 +34,9 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageDescriptor:
     name: str
-    fields: Mapping[int, Field]
+    fields: Mapping[int, FieldDescriptor]
     reserved: tuple[tuple[int, int], ...] = ()  # half-open
 
     def reserves(self, number: int) -> bool:
@@ -52,7 +52,7 @@ class Enum:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    messages: Mapping[str, Message]
+    messages: Mapping[str, MessageDescriptor]
     enums: Mapping[str, Enum]
     root: str  # the message that payloads are
 
@@ -60,9 +60,9 @@ class File:
     def of(cls, plain: Mapping[str, Any]) -> File:
         """From what travels between processes."""
         messages = {
-            name: Message(
+            name: MessageDescriptor(
                 name,
-                {each["number"]: Field(**each) for each in one["fields"]},
+                {each["number"]: FieldDescriptor(**each) for each in one["fields"]},
                 tuple((first, end) for first, end in one["reserved"]),
             )
             for name, one in plain["messages"].items()
@@ -71,14 +71,14 @@ class File:
         return cls(messages, enums, plain["root"])
 
 
-def unreadable(reader: File, writer: File) -> list[Finding]:
+def unreadable(reader: File, writer: File) -> list[Mismatch]:
     """What keeps `reader` from reading every message of `writer`, field by field."""
     comparison = _Comparison(reader, writer)
     comparison.compare(reader.messages[reader.root], writer.messages[writer.root], "")
     return comparison.found
 
 
-def misused(old: File, new: File, *, must_reserve: bool) -> list[Finding]:
+def misused(old: File, new: File, *, must_reserve: bool) -> list[Mismatch]:
     """Numbers that were given up and are used again, in whichever direction one reads. `must_reserve`: a number that
     is given up must be reserved, so that this stays so.
     """
@@ -90,22 +90,22 @@ def misused(old: File, new: File, *, must_reserve: bool) -> list[Finding]:
         for number, each in sorted(after.fields.items()):
             if before.reserves(number):
                 text = f"field '{each.name}' uses number {number} of message {name}, which was reserved"
-                found.append(Finding("reserved_number", f"{name}/{number}", each.name, "reserved", text))
+                found.append(Mismatch("reserved_number", f"{name}/{number}", each.name, "reserved", text))
         for number, each in sorted(before.fields.items()):
             if must_reserve and number not in after.fields and not after.reserves(number):
                 text = f"removed field '{each.name}' of message {name} without reserving its number {number}"
-                found.append(Finding("not_reserved", f"{name}/{number}", "", each.name, text))
+                found.append(Mismatch("not_reserved", f"{name}/{number}", "", each.name, text))
     return found
 
 
 class _Comparison:
     def __init__(self, reader: File, writer: File) -> None:
-        self.found: list[Finding] = []
+        self.found: list[Mismatch] = []
         self._reader = reader
         self._writer = writer
         self._compared: set[tuple[str, str]] = set()
 
-    def compare(self, reader: Message, writer: Message, path: str) -> None:
+    def compare(self, reader: MessageDescriptor, writer: MessageDescriptor, path: str) -> None:
         if (reader.name, writer.name) in self._compared:
             return
         self._compared.add((reader.name, writer.name))
@@ -120,9 +120,9 @@ class _Comparison:
                 self._fields(own, other, where)
         self._oneofs(reader, writer, path)
 
-    def _oneofs(self, reader: Message, writer: Message, path: str) -> None:
+    def _oneofs(self, reader: MessageDescriptor, writer: MessageDescriptor, path: str) -> None:
         """A writer may set two fields of which a reader keeps the last only."""
-        first: dict[str, Field] = {}
+        first: dict[str, FieldDescriptor] = {}
         for number, own in sorted(reader.fields.items()):
             other = writer.fields.get(number)
             if not own.oneof or other is None:
@@ -134,14 +134,14 @@ class _Comparison:
                 forward = f"moved fields '{before.name}' and '{own.name}' out of one oneof"
                 self._find("oneof", f"{path}/{own.name}", own.oneof, other.oneof, text, forward)
 
-    def _fields(self, own: Field, other: Field, path: str) -> None:
+    def _fields(self, own: FieldDescriptor, other: FieldDescriptor, path: str) -> None:
         if not self._types(own, other, path):
             return
         if own.repeated != other.repeated and own.type not in LENGTHS:
             words = ["repeated" if each.repeated else "singular" for each in (own, other)]
             self._changed("label", path, own.name, *words)
 
-    def _types(self, own: Field, other: Field, path: str) -> bool:
+    def _types(self, own: FieldDescriptor, other: FieldDescriptor, path: str) -> bool:
         if own.type == other.type == "message" or own.type == other.type == "group":
             reader, writer = self._reader.messages.get(own.type_name), self._writer.messages.get(other.type_name)
             if reader is None or writer is None:  # a well-known type: by its name
@@ -179,4 +179,4 @@ class _Comparison:
         )
 
     def _find(self, rule: str, path: str, reader: str, writer: str, text: str, forward: str = "") -> None:
-        self.found.append(Finding(rule, path or "/", reader, writer, text, forward))
+        self.found.append(Mismatch(rule, path or "/", reader, writer, text, forward))

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pydanube.wire.grpc.headers import CallHeaders
 from pydanube.wire.grpc.messages import Incoming
-from pydanube.wire.http2.values import Stream
+from pydanube.wire.http2.values import Http2Stream
 from pydanube.wire.status import Code
 
 
-class Method(NamedTuple):
+class ServerMethod(NamedTuple):
     """`handler` is the upper layer's. A message beyond the bound is refused from its prefix, with `too_large`."""
 
     path: str
@@ -39,7 +39,7 @@ class Held:
     def __init__(self, limits: CallLimits) -> None:
         self.limits = limits
         self.size_bytes = 0
-        self._waiting: OrderedDict[Call, tuple[int, Callable[[Call, int], bool]]] = OrderedDict()
+        self._waiting: OrderedDict[ServerCall, tuple[int, Callable[[ServerCall, int], bool]]] = OrderedDict()
 
     @property
     def is_full(self) -> bool:
@@ -49,18 +49,18 @@ class Held:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def hold(self, call: Call, size: int) -> None:
+    def hold(self, call: ServerCall, size: int) -> None:
         call.held_bytes += size
         self.size_bytes += size
 
-    def release(self, call: Call) -> None:
+    def release(self, call: ServerCall) -> None:
         self.size_bytes -= call.held_bytes
         call.held_bytes = 0
         if self._waiting:
             self._waiting.pop(call, None)
             self._grant_some()
 
-    def ask(self, call: Call, size: int, grant: Callable[[Call, int], bool]) -> None:
+    def ask(self, call: ServerCall, size: int, grant: Callable[[ServerCall, int], bool]) -> None:
         """Calls `grant` when there is room, now or later; not after the call was released. It says whether it holds."""
         self._waiting[call] = size, grant
         self._grant_some()
@@ -77,7 +77,7 @@ class Held:
                 call.granted_bytes += size
 
 
-class Call:
+class ServerCall:
     """`shell` is the upper layer's: what it keeps for the call."""
 
     __slots__ = (
@@ -95,7 +95,7 @@ class Call:
         "taken_bytes",
     )
 
-    def __init__(self, stream: Stream, headers: CallHeaders, method: Method) -> None:
+    def __init__(self, stream: Http2Stream, headers: CallHeaders, method: ServerMethod) -> None:
         self.stream = stream
         self.headers = headers
         self.method = method
@@ -115,21 +115,21 @@ class Call:
 class Called(NamedTuple):
     """A unary request has come as a whole, or a stream of requests begins: `message` is None."""
 
-    call: Call
+    call: ServerCall
     message: bytes | None
 
 
 class MessageReceived(NamedTuple):
     """Of a stream of requests; None: there are no more."""
 
-    call: Call
+    call: ServerCall
     message: bytes | None
 
 
 class CallRefused(NamedTuple):
     """Wrong as such. The upper layer answers, so that it is counted as any other refusal."""
 
-    call: Call
+    call: ServerCall
     code: Code
     sentence: str
 
@@ -137,7 +137,7 @@ class CallRefused(NamedTuple):
 class Cancelled(NamedTuple):
     """The client has left, or broke a rule. Nothing more can be said to it."""
 
-    call: Call
+    call: ServerCall
 
 
 CallEvent: TypeAlias = Called | MessageReceived | CallRefused | Cancelled

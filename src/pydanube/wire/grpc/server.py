@@ -14,7 +14,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from pydanube.wire.grpc.calls import Call, Called, CallEvent, CallRefused, Cancelled, Held, MessageReceived, Method
+from pydanube.wire.grpc.calls import (
+    Called,
+    CallEvent,
+    CallRefused,
+    Cancelled,
+    Held,
+    MessageReceived,
+    ServerCall,
+    ServerMethod,
+)
 from pydanube.wire.grpc.headers import (
     FIRST,
     NOT_GRPC,
@@ -28,22 +37,30 @@ from pydanube.wire.grpc.messages import Incoming, MessageRefused, framed
 from pydanube.wire.http2.connection import Http2Connection
 from pydanube.wire.http2.frames import ErrorCode
 from pydanube.wire.http2.sending import Unsent
-from pydanube.wire.http2.values import DataReceived, Event, Http2Error, Http2Limits, Opened, Stream, StreamReset
+from pydanube.wire.http2.values import (
+    DataReceived,
+    Event,
+    Http2Error,
+    Http2Limits,
+    Http2Stream,
+    StreamOpened,
+    StreamReset,
+)
 from pydanube.wire.status import Code
 
-NO_SUCH = Method("", None, False, 0, lambda size, limit: "")
+NO_SUCH = ServerMethod("", None, False, 0, lambda size, limit: "")
 
 
 def _nothing() -> None:
     pass
 
 
-class GrpcConnection:
+class GrpcServerConnection:
     """One peer. `find` gives the method of a path, or None."""
 
     def __init__(
         self,
-        find: Callable[[str], Method | None],
+        find: Callable[[str], ServerMethod | None],
         held: Held,
         unsent: Unsent,
         limits: Http2Limits,
@@ -54,9 +71,9 @@ class GrpcConnection:
         self._find = find
         self._held = held
         self._stream_window = limits.stream_window_bytes
-        self._unfinished: OrderedDict[Stream, None] = OrderedDict()  # requests that have begun, the oldest first
+        self._unfinished: OrderedDict[Http2Stream, None] = OrderedDict()  # requests that have begun, the oldest first
         self._on_output = on_output or _nothing  # there is room for a large message: something is to be sent
-        self._short: list[Call] = []  # whose message is larger than what its stream may send
+        self._short: list[ServerCall] = []  # whose message is larger than what its stream may send
         self._now = now
 
     @property
@@ -103,7 +120,7 @@ class GrpcConnection:
         found: list[CallEvent] = []
         for event in events:
             if type(event) is DataReceived:
-                call: Call | None = event.stream.call
+                call: ServerCall | None = event.stream.call
                 if call is not None:
                     self._received(found, call, event.data, event.ended)
                 else:
@@ -111,7 +128,7 @@ class GrpcConnection:
                     if event.ended:
                         self._unfinished.pop(event.stream, None)
                         self._say_not_grpc(event.stream)
-            elif type(event) is Opened:
+            elif type(event) is StreamOpened:
                 self._opened(found, event)
             elif type(event) is StreamReset:
                 self._unfinished.pop(event.stream, None)
@@ -133,7 +150,7 @@ class GrpcConnection:
                     call.asked = True
                     self._held.ask(call, missing, self._grant)
 
-    def _opened(self, found: list[CallEvent], event: Opened) -> None:
+    def _opened(self, found: list[CallEvent], event: StreamOpened) -> None:
         stream = event.stream
         if stream.local_ended:
             return  # it was reset by a later frame of the same bytes
@@ -145,7 +162,7 @@ class GrpcConnection:
                 self._unfinished[stream] = None
             return
         method = self._find(headers.path)
-        call = stream.call = Call(stream, headers, method or NO_SUCH)
+        call = stream.call = ServerCall(stream, headers, method or NO_SUCH)
         self._held.hold(call, self._held.limits.call_bytes)
         if method is None:
             self._refuse(found, call, Code.UNIMPLEMENTED, f"{headers.path[:200]} is not a method of this server")
@@ -161,12 +178,12 @@ class GrpcConnection:
             if event.ended:
                 self._received(found, call, b"", True)
 
-    def _say_not_grpc(self, stream: Stream) -> None:
+    def _say_not_grpc(self, stream: Http2Stream) -> None:
         self._http.start(stream, NOT_GRPC)
         self._http.write(stream, NOT_GRPC_SENTENCE)
         self._http.finish(stream, b"")
 
-    def _received(self, found: list[CallEvent], call: Call, data: bytes, ended: bool) -> None:
+    def _received(self, found: list[CallEvent], call: ServerCall, data: bytes, ended: bool) -> None:
         size = len(data)
         incoming = call.incoming
         if incoming is None:  # refused, or more than one message: what still comes is dropped
@@ -199,7 +216,7 @@ class GrpcConnection:
         elif incoming.missing > call.stream.receive_window and not call.asked:
             self._short.append(call)
 
-    def _request_ended(self, found: list[CallEvent], call: Call, incoming: Incoming) -> None:
+    def _request_ended(self, found: list[CallEvent], call: ServerCall, incoming: Incoming) -> None:
         if not incoming.is_between:
             self._refuse(found, call, Code.INTERNAL, "the request ends inside a message")
             return
@@ -213,7 +230,7 @@ class GrpcConnection:
             message, call.request = call.request, None
             found.append(Called(call, message))
 
-    def _count(self, call: Call, size: int) -> None:
+    def _count(self, call: ServerCall, size: int) -> None:
         """Data that was granted is held already, and the connection's window was opened for it."""
         granted = min(size, call.granted_bytes)
         call.granted_bytes -= granted
@@ -221,14 +238,14 @@ class GrpcConnection:
         if size > granted:
             self._held.hold(call, size - granted)
 
-    def _grant(self, call: Call, size: int) -> bool:
+    def _grant(self, call: ServerCall, size: int) -> bool:
         if call.incoming is None or call.stream.remote_ended:
             return False
         self._http.grant(call.stream, size)
         self._on_output()
         return True
 
-    def done_with(self, call: Call) -> None:
+    def done_with(self, call: ServerCall) -> None:
         """What has come of a stream of requests was taken: its window opens again."""
         if not call.is_open:
             return
@@ -239,7 +256,7 @@ class GrpcConnection:
         self._http.give_back(taken)
         self._http.reopen(call.stream, self._stream_window)
 
-    def begin_answers(self, call: Call) -> None:
+    def begin_answers(self, call: ServerCall) -> None:
         """The request of a stream of answers is done with: the stream may go on for ever, its request is small."""
         self._held.release(call)
         taken, call.taken_bytes = call.taken_bytes, 0
@@ -247,7 +264,7 @@ class GrpcConnection:
 
     # --- answering --------------------------------------------------------------------------------------
 
-    def answer(self, call: Call, message: bytes) -> None:
+    def answer(self, call: ServerCall, message: bytes) -> None:
         """The whole answer of a unary call."""
         if call.is_open:
             if call.started:
@@ -257,22 +274,22 @@ class GrpcConnection:
                 self._http.respond(call.stream, FIRST, framed(message), OK_TRAILERS)
             self._over(call)
 
-    def start(self, call: Call, metadata: Iterable[tuple[str, str | bytes]] = ()) -> None:
+    def start(self, call: ServerCall, metadata: Iterable[tuple[str, str | bytes]] = ()) -> None:
         if call.is_open and not call.started:
             call.started = True
             self._http.start(call.stream, first_headers(metadata) if metadata else FIRST)
 
-    def write(self, call: Call, message: bytes) -> None:
+    def write(self, call: ServerCall, message: bytes) -> None:
         if call.is_open:
             if not call.started:
                 self.start(call)
             self._http.write(call.stream, framed(message))
 
-    def has_room(self, call: Call) -> bool:
+    def has_room(self, call: ServerCall) -> bool:
         return not call.is_open or self._http.has_room(call.stream)
 
     def finish(
-        self, call: Call, code: Code, sentence: str = "", metadata: Iterable[tuple[str, str | bytes]] = ()
+        self, call: ServerCall, code: Code, sentence: str = "", metadata: Iterable[tuple[str, str | bytes]] = ()
     ) -> None:
         """The status. Whatever the client still sends is not looked at."""
         if call.is_open:
@@ -283,10 +300,10 @@ class GrpcConnection:
     def data_to_send(self) -> bytes:
         return self._http.data_to_send()
 
-    def take_roomy(self) -> list[Stream]:
+    def take_roomy(self) -> list[Http2Stream]:
         return self._http.take_roomy()
 
-    def _refuse(self, found: list[CallEvent], call: Call, code: Code, sentence: str) -> None:
+    def _refuse(self, found: list[CallEvent], call: ServerCall, code: Code, sentence: str) -> None:
         if call.incoming is not None:
             call.incoming.close()
             call.incoming = None
@@ -294,10 +311,10 @@ class GrpcConnection:
         call.request = None
         found.append(CallRefused(call, code, sentence))
 
-    def _refuse_full(self, found: list[CallEvent], call: Call) -> None:
+    def _refuse_full(self, found: list[CallEvent], call: ServerCall) -> None:
         self._refuse(found, call, Code.RESOURCE_EXHAUSTED, "the broker is receiving too much at once: try again")
 
-    def _over(self, call: Call) -> None:
+    def _over(self, call: ServerCall) -> None:
         """Ends what the call holds. Its windows open again for others."""
         if not call.is_open:
             return

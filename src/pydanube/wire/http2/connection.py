@@ -23,10 +23,18 @@ from pydanube.wire.http2 import frames
 from pydanube.wire.http2.abuse import CREDIT_OF_DATA, Abuse
 from pydanube.wire.http2.frames import DATA, END_STREAM, HEADERS, PADDED, WINDOW_DEFAULT, WINDOW_MAX, ErrorCode
 from pydanube.wire.http2.headers import HeaderBlock, HeaderDecoder
-from pydanube.wire.http2.leaving import Leaving
-from pydanube.wire.http2.receiving import Receiving, check_priority, check_size, settings_of, unpadded
-from pydanube.wire.http2.sending import Sending, Unsent
-from pydanube.wire.http2.values import DataReceived, Event, Http2Error, Http2Limits, Opened, Stream, StreamReset
+from pydanube.wire.http2.leaving import GracefulShutdown
+from pydanube.wire.http2.receiving import FrameReceiver, check_priority, check_size, settings_of, unpadded
+from pydanube.wire.http2.sending import FrameSender, Unsent
+from pydanube.wire.http2.values import (
+    DataReceived,
+    Event,
+    Http2Error,
+    Http2Limits,
+    Http2Stream,
+    StreamOpened,
+    StreamReset,
+)
 
 RESET_REMEMBERED: Final = 4096  # streams that we ended before their peer: what is on its way is not its fault
 SMALL_DATA_BYTES: Final = 64  # a frame of less that does not end its stream carries too little
@@ -39,10 +47,10 @@ class Http2Connection:
         self._limits = limits
         self._abuse = Abuse(limits, now)
         self._decoder = HeaderDecoder(limits.block_bytes, limits.remembered_blocks)
-        self._receiving = Receiving(limits, now)
-        self._sending = Sending(limits, unsent)
-        self._leaving = Leaving(limits, now)
-        self.streams: dict[int, Stream] = {}
+        self._receiving = FrameReceiver(limits, now)
+        self._sending = FrameSender(limits, unsent)
+        self._leaving = GracefulShutdown(limits, now)
+        self.streams: dict[int, Http2Stream] = {}
         self.end: Http2Error | None = None
         self._events: list[Event] = []
         self._last_stream = 0
@@ -114,7 +122,7 @@ class Http2Connection:
         stream.remote_ended = ended
         self._events.append(DataReceived(stream, data, ended))
 
-    def _take_stray_data(self, stream: Stream | None, identity: int, size: int) -> None:
+    def _take_stray_data(self, stream: Http2Stream | None, identity: int, size: int) -> None:
         if stream is None and identity in self._our_resets:
             self._abuse.idle(self._now)
             self.give_back(size)
@@ -138,7 +146,7 @@ class Http2Connection:
         else:
             raise Http2Error(ErrorCode.STREAM_CLOSED, "headers of a stream that has ended")
 
-    def _take_trailers(self, stream: Stream, headers: HeaderBlock, ended: bool) -> None:
+    def _take_trailers(self, stream: Http2Stream, headers: HeaderBlock, ended: bool) -> None:
         if not ended or headers.malformed or headers.pseudo or stream.length_left:
             self.reset(stream, ErrorCode.PROTOCOL_ERROR, is_their_fault=True)
             return
@@ -159,11 +167,11 @@ class Http2Connection:
             self._remember_reset(identity)
             self._abuse.reset(self._now, self._now)
             return
-        stream = Stream(identity, self._limits.stream_window_bytes, self._peer_stream_window, self._now)
+        stream = Http2Stream(identity, self._limits.stream_window_bytes, self._peer_stream_window, self._now)
         stream.remote_ended = ended
         stream.length_left = length
         self.streams[identity] = stream
-        self._events.append(Opened(stream, headers, ended))
+        self._events.append(StreamOpened(stream, headers, ended))
 
     # --- control frames ---------------------------------------------------------------------------------
 
@@ -257,7 +265,7 @@ class Http2Connection:
 
     # --- sending ----------------------------------------------------------------------------------------
 
-    def respond(self, stream: Stream, first: bytes, data: bytes, last: bytes) -> None:
+    def respond(self, stream: Http2Stream, first: bytes, data: bytes, last: bytes) -> None:
         """Headers, data and trailers: a whole answer."""
         if stream.local_ended:
             return
@@ -268,19 +276,19 @@ class Http2Connection:
             self._sending.add(stream, data)
             self.finish(stream, last)
 
-    def start(self, stream: Stream, block: bytes) -> None:
+    def start(self, stream: Http2Stream, block: bytes) -> None:
         if not stream.local_ended:
             self._out.append(frames.headers(stream.id, block, end=False))
 
-    def write(self, stream: Stream, data: bytes) -> None:
+    def write(self, stream: Http2Stream, data: bytes) -> None:
         if not stream.local_ended:
             self._sending.add(stream, data)
 
-    def has_room(self, stream: Stream) -> bool:
+    def has_room(self, stream: Http2Stream) -> bool:
         """Whether more may be written now. If not, `take_roomy` names it when it may."""
         return stream.local_ended or self._sending.has_room(stream)
 
-    def finish(self, stream: Stream, block: bytes) -> None:
+    def finish(self, stream: Http2Stream, block: bytes) -> None:
         """Trailers (or none), behind what is queued; or headers that are all there is."""
         if stream.local_ended or stream.trailers is not None:
             return
@@ -290,7 +298,7 @@ class Http2Connection:
         self._out.append(frames.last(stream.id, block))
         self._ended(stream)
 
-    def reset(self, stream: Stream, code: int, *, is_their_fault: bool = False) -> None:
+    def reset(self, stream: Http2Stream, code: int, *, is_their_fault: bool = False) -> None:
         """Ends a stream on both sides. The layer above hears of it if it is the peer's fault."""
         if self.streams.get(stream.id) is not stream:
             return
@@ -301,7 +309,7 @@ class Http2Connection:
             self._events.append(StreamReset(stream, code))
             self._abuse.reset(self._now, stream.opened_at)
 
-    def _ended(self, stream: Stream) -> None:
+    def _ended(self, stream: Http2Stream) -> None:
         """We have sent all of it."""
         stream.local_ended = True
         if stream.remote_ended:
@@ -310,7 +318,7 @@ class Http2Connection:
         else:
             self.reset(stream, ErrorCode.NO_ERROR)  # the rest of the request is not wanted
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: Http2Stream) -> None:
         stream.local_ended = stream.remote_ended = True
         self._sending.drop(stream)
         self.streams.pop(stream.id, None)
@@ -320,7 +328,7 @@ class Http2Connection:
         if len(self._our_resets) > RESET_REMEMBERED:
             self._our_resets.popitem(last=False)
 
-    def give_back(self, size: int, stream: Stream | None = None) -> None:
+    def give_back(self, size: int, stream: Http2Stream | None = None) -> None:
         """Opens the connection's window, and the stream's if it goes on, by bytes that are done with.
 
         Less than 0 takes back what was granted and never came: as much is done with before the window opens again.
@@ -330,13 +338,13 @@ class Http2Connection:
             stream.receive_window += size
             self._out.append(frames.window_update(stream.id, size))
 
-    def grant(self, stream: Stream, size: int) -> None:
+    def grant(self, stream: Http2Stream, size: int) -> None:
         """Lets the peer send so much more, on this stream, than the windows would."""
         stream.receive_window += size
         self._out.append(frames.window_update(stream.id, size))
         self.give_back(size)
 
-    def reopen(self, stream: Stream, window: int) -> None:
+    def reopen(self, stream: Http2Stream, window: int) -> None:
         """Opens the stream's window to `window` again, when that is worth a frame."""
         more = window - stream.receive_window
         if more > window // 4 and not stream.remote_ended:

@@ -17,7 +17,7 @@ PING = b"pydanube"
 LAST_PING = b"goodbye."
 
 
-class Leaving:
+class GracefulShutdown:
     """Of one connection. `accepts_up_to` is the last stream that is still looked at."""
 
     __slots__ = ("_leaving_at", "_limits", "_pinged_at", "accepts_up_to", "heard_at", "peer_leaves")

@@ -23,14 +23,14 @@ from pydanube.wire.http2.frames import (
 from pydanube.wire.http2.values import Http2Error, Http2Limits
 
 
-class Frame(NamedTuple):
+class Http2Frame(NamedTuple):
     kind: int
     flags: int
     stream: int
     payload: bytes
 
 
-class Receiving:
+class FrameReceiver:
     """Of one connection. `partial_bytes` is what has come of a frame or a header block that is not complete."""
 
     __slots__ = ("_block", "_block_bytes", "_block_flags", "_block_stream", "_limits", "_rest", "_since", "_state")
@@ -47,7 +47,7 @@ class Receiving:
     def partial_bytes(self) -> int:
         return len(self._rest) + (self._block_bytes if self._block is not None else 0)
 
-    def frames(self, data: bytes, now: float) -> Iterator[Frame]:
+    def frames(self, data: bytes, now: float) -> Iterator[Http2Frame]:
         """Every complete frame. Raises Http2Error for what no frame may be; then no more may be asked."""
         if self._rest:
             data = self._rest + data
@@ -78,12 +78,12 @@ class Receiving:
                     raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the first frame is no SETTINGS")
                 self._state, self._since = "open", now
             if kind in (HEADERS, CONTINUATION) or self._block is not None:
-                whole = self._headers(Frame(kind, flags, stream, data[start:end]), now)
+                whole = self._headers(Http2Frame(kind, flags, stream, data[start:end]), now)
                 if whole is None:
                     continue
                 yield whole
             else:
-                yield Frame(kind, flags, stream, data[start:end])
+                yield Http2Frame(kind, flags, stream, data[start:end])
         if position and self._block is None and self._state == "open":
             self._since = now
         self._rest = data[position:]
@@ -102,7 +102,7 @@ class Receiving:
         self._rest = b""
         self._block = None
 
-    def _headers(self, frame: Frame, now: float) -> Frame | None:
+    def _headers(self, frame: Http2Frame, now: float) -> Http2Frame | None:
         """The frame with the whole block, when there is all of it."""
         kind, flags, stream, payload = frame
         block = self._block
@@ -116,7 +116,7 @@ class Receiving:
             if not flags & END_HEADERS:
                 return None
             self._block, self._since = None, now
-            return Frame(HEADERS, self._block_flags, stream, b"".join(block))
+            return Http2Frame(HEADERS, self._block_flags, stream, b"".join(block))
         if kind == CONTINUATION or not stream & 1:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "headers of nothing that a client may open")
         if flags & PADDED:
@@ -125,7 +125,7 @@ class Receiving:
             check_priority(payload[:5], stream)
             payload = payload[5:]
         if flags & END_HEADERS:
-            return Frame(HEADERS, flags, stream, payload)
+            return Http2Frame(HEADERS, flags, stream, payload)
         self._block, self._since = [payload], now
         self._block_bytes, self._block_flags, self._block_stream = len(payload), flags, stream
         return None

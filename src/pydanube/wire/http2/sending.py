@@ -15,7 +15,7 @@ from collections import deque
 
 from pydanube.wire.http2 import frames
 from pydanube.wire.http2.frames import DATA, END_HEADERS, END_STREAM, FRAME_MAX, HEADERS, WINDOW_DEFAULT
-from pydanube.wire.http2.values import Http2Limits, Stream
+from pydanube.wire.http2.values import Http2Limits, Http2Stream
 
 
 class Unsent:
@@ -28,7 +28,7 @@ class Unsent:
         self.size_bytes = 0
 
 
-class Sending:
+class FrameSender:
     """Invariant: `queued_bytes` is the sum over the streams', and so is its part of `unsent`.
 
     Streams that are not read may fill the connection's share (`unsent_bytes`). The others go on with one message at a
@@ -49,16 +49,18 @@ class Sending:
 
     def __init__(self, limits: Http2Limits, unsent: Unsent) -> None:
         self._limits = limits
-        self._ready: deque[Stream] = deque()
-        self._waiting: dict[Stream, None] = {}  # for the connection's share, with an open window and nothing queued
-        self._roomy: list[Stream] = []  # that waited for room, and have it
+        self._ready: deque[Http2Stream] = deque()
+        self._waiting: dict[
+            Http2Stream, None
+        ] = {}  # for the connection's share, with an open window and nothing queued
+        self._roomy: list[Http2Stream] = []  # that waited for room, and have it
         self.out: list[bytes] = []
         self.window = WINDOW_DEFAULT
         self.queued_bytes = 0
         self.unsent = unsent
         self.whole_frames = 0  # sent without being cut short by a window; taken by the connection
 
-    def has_room(self, stream: Stream) -> bool:
+    def has_room(self, stream: Http2Stream) -> bool:
         """Whether a message may be queued now. If not, `take_roomy` names the stream when it may."""
         if stream.queued_bytes >= self._limits.unsent_stream_bytes:
             is_free = False
@@ -71,7 +73,7 @@ class Sending:
         stream.waits_for_room = not is_free
         return is_free
 
-    def take_roomy(self) -> list[Stream]:
+    def take_roomy(self) -> list[Http2Stream]:
         if self._waiting and (self.queued_bytes < self._limits.unsent_bytes or self._may_exceed()):
             for stream in self._waiting:
                 stream.waits_for_room = False
@@ -85,7 +87,7 @@ class Sending:
     def _may_exceed(self) -> bool:
         return self.queued_bytes < self._limits.unsent_bytes_max and self.unsent.size_bytes < self.unsent.max_bytes
 
-    def add(self, stream: Stream, data: bytes) -> None:
+    def add(self, stream: Http2Stream, data: bytes) -> None:
         size = len(data)
         if not size:
             return
@@ -97,7 +99,7 @@ class Sending:
         self.unsent.size_bytes += size
         self.wake(stream)
 
-    def wake(self, stream: Stream) -> None:
+    def wake(self, stream: Http2Stream) -> None:
         """Its window is open, or it has something to send."""
         if stream.is_ready or stream.send_window <= 0:
             return
@@ -107,7 +109,7 @@ class Sending:
         elif stream.waits_for_room:
             self._waiting[stream] = None
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: Http2Stream) -> None:
         """The stream is over. It may still be in the queue of ready ones, with nothing to send."""
         self.queued_bytes -= stream.queued_bytes
         self.unsent.size_bytes -= stream.queued_bytes
@@ -116,7 +118,7 @@ class Sending:
         stream.trailers = None
         self._waiting.pop(stream, None)
 
-    def whole(self, stream: Stream, first: bytes, data: bytes, last: bytes) -> bool:
+    def whole(self, stream: Http2Stream, first: bytes, data: bytes, last: bytes) -> bool:
         """Sends headers, one frame of data and trailers, if all windows allow it now and none waits before it."""
         size = len(data)
         if size > FRAME_MAX or size > stream.send_window or size > self.window or self._ready or stream.queued_bytes:
@@ -137,9 +139,9 @@ class Sending:
         )
         return True
 
-    def pump(self) -> list[Stream]:
+    def pump(self) -> list[Http2Stream]:
         """Moves data to `out` as far as the windows go. Returns the streams that have sent everything, trailers too."""
-        finished: list[Stream] = []
+        finished: list[Http2Stream] = []
         ready, limits = self._ready, self._limits
         while ready and self.window > 0:
             stream = ready.popleft()
@@ -164,7 +166,7 @@ class Sending:
                 self._roomy.append(stream)
         return finished
 
-    def _frame(self, stream: Stream, size: int) -> None:
+    def _frame(self, stream: Http2Stream, size: int) -> None:
         queue = stream.queue
         assert queue is not None
         self.out.append(frames.head(size, DATA, 0, stream.id))

@@ -49,7 +49,7 @@ class Http2Error(Exception):
         self.reason = reason
 
 
-class Stream:
+class Http2Stream:
     """One request and its answer. Open while either side may still send.
 
     Invariant: it is in the connection's queue of ready streams at most once, and only if `is_ready`.
@@ -89,14 +89,14 @@ class Stream:
         self.call: Any = None  # of the layer above
 
 
-class Opened(NamedTuple):
-    stream: Stream
+class StreamOpened(NamedTuple):
+    stream: Http2Stream
     headers: HeaderBlock
     ended: bool  # nothing follows
 
 
 class DataReceived(NamedTuple):
-    stream: Stream
+    stream: Http2Stream
     data: bytes
     ended: bool
 
@@ -104,8 +104,8 @@ class DataReceived(NamedTuple):
 class StreamReset(NamedTuple):
     """By the peer, by us because it broke a rule, or with its connection. Nothing can be sent on it any more."""
 
-    stream: Stream
+    stream: Http2Stream
     code: int
 
 
-Event: TypeAlias = Opened | DataReceived | StreamReset
+Event: TypeAlias = StreamOpened | DataReceived | StreamReset
