@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import pydanube
+from pydanube.broker.dispatcher import Dispatcher
 from pydanube.client.client import Client
 from pydanube.client.topics import TopicSelection
+from pydanube.core.dispatch.events import HistoryAvailable, Withheld, ranges
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.errors import ConfigError, DanubeError, InvalidName, Refused, TopicUnknown
 from tests.harness.wired import Wires, wired
@@ -169,6 +171,44 @@ async def test_a_cumulative_ack_counts_again_after_a_seek_back(wires: Wires) -> 
             await new[1].ack_cumulative()
             await consumer.flush()
             assert wires.subscription("/default/t", "s").get_lag_info().lag_messages == 1
+
+
+@wired
+async def test_a_cumulative_ack_says_nothing_of_what_could_not_be_read_yet(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await put(client, "/default/t", *(b"%d" % number for number in range(4)))
+        async with client.consumer("/default/t", subscription="s", type="exclusive", start="earliest") as consumer:
+            subscription = wires.subscription("/default/t", "s")
+            assert isinstance(subscription, Dispatcher)
+            first = [await consumer.receive() for _ in range(4)]
+            await first[0].ack_cumulative()
+            await consumer.flush()
+        subscription._step(Withheld(ranges((1, 2))))  # only a lost broker has it
+        async with client.consumer("/default/t", subscription="s", type="exclusive") as consumer:
+            later = [await consumer.receive() for _ in range(2)]
+            assert [message.offset for message in later] == [2, 3]
+            await later[-1].ack_cumulative()
+            await consumer.flush()
+            subscription._step(HistoryAvailable(ranges((1, 2))))
+            rescued = await consumer.receive(timeout=20)
+            assert rescued.offset == 1
+            await rescued.ack_cumulative()
+        assert (await client.lag("/default/t", "s")).messages == 0
+
+
+@wired
+async def test_a_cumulative_ack_says_nothing_of_what_another_consumer_is_to_try_again(wires: Wires) -> None:
+    async with wires.connect() as client:
+        await put(client, "/default/t", b"0", b"1")
+        async with client.consumer("/default/t", subscription="s", type="failover", start="earliest") as consumer:
+            await (await consumer.receive()).nack(delay=50)
+            await consumer.flush()
+        async with client.consumer("/default/t", subscription="s", type="failover") as consumer:
+            message = await consumer.receive()
+            assert message.offset == 1
+            await message.ack_cumulative()
+            await consumer.flush()
+            assert (await consumer.receive(timeout=100)).offset == 0
 
 
 @pytest.mark.parametrize("kind", ["shared", "key_shared"])

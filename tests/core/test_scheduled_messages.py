@@ -6,6 +6,7 @@ from pydanube.core.dispatch.consumer_window import Permits
 from pydanube.core.dispatch.events import (
     AckReceived,
     Available,
+    CursorReset,
     DateSet,
     Effect,
     Granted,
@@ -96,13 +97,33 @@ def test_what_is_acknowledged_or_removed_by_retention_is_forgotten() -> None:
 
 def test_too_many_let_nothing_behind_them_be_looked_at_until_one_is_due() -> None:
     machine = shared(head=4)
-    machine.schedule.count_max = 4
+    machine.schedule.count_max = 3
     machine.step(Scheduled(((0, 2, DATE + 5 * SECOND), (2, 4, DATE + 9 * SECOND)), ONE), 0.0)
     machine.step(Shipped(ONE, 0), 0.0)
     assert sent(machine.step(Available(9), 0.0)) == []
     assert explain(machine.standing(), 0.0).startswith("held: no more may be scheduled")
     assert machine.standing().undispatched == 0 and machine.standing().lag == 5  # no heartbeat polls for it
     assert sent(machine.step(Ticked(), 6.0)) == [(0, 2), (4, 9)]
+
+
+def test_as_many_as_a_topic_takes_hold_up_nothing() -> None:
+    machine = shared(head=4)
+    machine.schedule.count_max = 4
+    machine.step(Scheduled(((0, 4, DATE + 5 * SECOND),), ONE), 0.0)
+    machine.step(Shipped(ONE, 0), 0.0)
+    assert sent(machine.step(Available(9), 0.0)) == [(4, 9)]
+
+
+def test_what_a_seek_leaves_behind_is_not_scheduled_any_more_and_holds_up_nothing() -> None:
+    machine = shared(head=6)
+    machine.schedule.count_max = 3
+    machine.step(Scheduled(((0, 6, DATE + 5 * SECOND),), ONE), 0.0)
+    machine.step(Shipped(ONE, 0), 0.0)
+    machine.step(CursorReset(5), 0.0)
+    assert (machine.standing().scheduled, machine.standing().missing) == (1, 0)
+    assert sent(machine.step(Available(9), 0.0)) == [(6, 9)]
+    machine.step(Shipped(ONE, 10), 0.0)
+    assert sent(machine.step(CursorReset(0), 0.0)) == [(0, 5), (6, 9)], "read again, and compared again"
 
 
 def test_a_key_goes_on_without_what_is_scheduled_of_it() -> None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Literal
 
 from pydanube.broker.base_subscription import Services
@@ -294,23 +295,32 @@ class Topic(TopicReader):
         """
         self._check_open()
         rows = batch.header.rows
-        if batch.header.envelope > 1:
-            self._admit_times(batch)
         self.producers.admit_batch(rows)
+        times = self._admit_times(batch) if batch.header.envelope > 1 else None
         self._reservation.need(rows)
         future = self.log.submit(batch, on_decided)
+        if times is not None:
+            future.add_done_callback(partial(self._count_times, times))
         self.metrics.messages_in.inc(rows)
         size_bytes = batch.header.uncompressed_length
         self.metrics.bytes_in.inc(size_bytes)
         self.metrics.sizes.add(size_bytes / max(rows, 1), rows)
         return future
 
-    def _admit_times(self, batch: Batch) -> None:
-        """Raises if more would be scheduled than a subscription may have."""
-        times = delivery_times(batch)
+    def _admit_times(self, batch: Batch) -> list[int | None] | None:
+        """Counts what is to be delivered later. Raises if more would be scheduled than a subscription may have."""
+        header, times = batch.header, delivery_times(batch)
+        session = self.log.sessions.get(header.producer_id)
+        if session and session.session == header.session and header.first_sequence < session.next_sequence:
+            return None  # sent again: it was counted, and its producer is to learn that it is stored
         known = max((each.scheduled for each in self.subscriptions.values()), default=0)
         if times is not None and not self._tally.admits(times, self._services.clock.time_us(), known):
             raise LimitReached(f"messages scheduled for later in {self.name}", self._tally.count_max)
+        return times
+
+    def _count_times(self, times: list[int | None], decided: asyncio.Future[CommitReceipt]) -> None:
+        if not decided.cancelled() and (decided.exception() is not None or decided.result().duplicate):
+            self._tally.forget(times)
 
     async def open_session(self, producer: ProducerId) -> int:
         """A new idempotent session of this producer; older ones are fenced."""

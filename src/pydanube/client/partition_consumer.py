@@ -61,7 +61,8 @@ class PartitionConsumer(PartitionHandle):
         self._loop = asyncio.get_running_loop()
         self._flushing: dict[Verdict, asyncio.Future[None]] = {}
         self._shares = False
-        self._settled_end = 0  # what lies below was acknowledged when it was opened, or cumulatively
+        self._received = OffsetRanges()  # and not acknowledged cumulatively since; of nobody who shares
+        self._received_era = 0
 
     # --- for the application ------------------------------------------------------------------------
 
@@ -81,15 +82,19 @@ class PartitionConsumer(PartitionHandle):
                 self._carry_out(effect)
 
     def ack_cumulative(self, offset: int, era: int) -> None:
-        """Everything up to this one. Raises Refused if others may be at work on some of it."""
+        """Everything that came up to this one: what could not be read yet, or waits for its retry and came to another
+        consumer, is to be delivered still. Raises Refused if others may be at work on some of it.
+        """
         if self._shares:
             raise Refused(
                 f"subscription {self._settings.subscription} of {self.topic} is shared: an ack of everything up to "
                 f"offset {offset} would be one of what other consumers have; acknowledge each message"
             )
-        self.feed(values.Acked(((min(self._settled_end, offset), offset + 1),), era))
-        if era == self.machine.era:
-            self._settled_end = max(self._settled_end, offset + 1)
+        upto = OffsetRanges(((offset, offset + 1),))
+        if era == self._received_era:
+            upto = upto.union(self._received.overlap(0, offset + 1))
+            self._received.remove(0, offset + 1)
+        self.feed(values.Acked(tuple(upto), era))
 
     def ack_ranges(self, ranges: Sequence[tuple[int, int]], era: int) -> None:
         self.feed(values.Acked(ranges, era))
@@ -281,7 +286,6 @@ class PartitionConsumer(PartitionHandle):
 
     def delivered(self, ranges: tuple[tuple[int, int], ...], attempt: int, seeks: int, body: memoryview) -> None:
         batch = load(body)
-        self._settled_end = min(self._settled_end, ranges[0][0])  # after a seek back they are to be acknowledged again
         header = batch.header
         if ranges[0][0] < header.base_offset or ranges[-1][1] > header.end_offset:
             raise ProtocolViolation(f"ranges {ranges} are not in the batch delivered with them")
@@ -290,6 +294,15 @@ class PartitionConsumer(PartitionHandle):
         if self.machine.repeats.is_copy(delivery):
             self._inbox.account(self)
         self.feed(values.Delivered(delivery))
+        if not self._shares:
+            self._receive(ranges)
+
+    def _receive(self, ranges: Sequence[tuple[int, int]]) -> None:
+        if self._received_era != self.machine.era:
+            self._received.clear()  # of before a seek: it comes again, or the subscription is beyond it
+            self._received_era = self.machine.era
+        for first, end in ranges:
+            self._received.add(first, end)
 
     def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int, taken: int) -> None:
         self.feed(values.Recalled(ranges, seeks, taken))
@@ -334,7 +347,7 @@ class PartitionConsumer(PartitionHandle):
     def _subscribed(self, connection: BrokerConnection, frame: frames.Frame) -> None:
         answer = frame.command.subscribed
         self._shares = answer.type in (pb.SHARED, pb.KEY_SHARED)
-        self._settled_end = answer.next_unacked
+        self._received.remove(0, answer.next_unacked)
         self._attach(connection, answer.consumer)
         connection.consumers[answer.consumer] = self
         subscribed = values.Subscribed(

@@ -98,7 +98,7 @@ class Standing:
     missing: int = 0
     unaccepted: int = 0  # Key-Shared: kept for consumers that are away
     scheduled: int = 0  # not to be delivered yet; no lag
-    scheduled_full: bool = False  # as many as may be: nothing more is looked at until one is due
+    scheduled_full: bool = False  # more than may be: nothing more is looked at until one is due
     due_at: float | None = None  # of the first of them
     timed_out: int = 0  # taken back, since the machine was made, because no ack came in time
     skipped: int = 0  # offsets from next_unacked on that are missing, or acknowledged: what waits begins behind them

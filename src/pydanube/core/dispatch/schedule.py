@@ -41,6 +41,13 @@ class ScheduleTally:
             heappush(self._times, time)
         return True
 
+    def forget(self, times_us: Sequence[int | None]) -> None:
+        """What was counted is not there, or was counted before."""
+        for time in times_us:
+            if time is not None and time in self._times:
+                self._times.remove(time)
+        heapify(self._times)
+
 
 class Schedule:
     """Of one subscription. Nothing in it is settled, or in flight, or to be sent."""
@@ -59,7 +66,8 @@ class Schedule:
 
     @property
     def is_full(self) -> bool:
-        return self._at.count >= self.count_max
+        """There are more than a topic takes."""
+        return self._at.count > self.count_max
 
     def set_date(self, time_us: int, now: float) -> None:
         self._ahead_seconds = time_us / 1_000_000 - now
