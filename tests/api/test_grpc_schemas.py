@@ -12,9 +12,11 @@ from grpc import StatusCode
 from pydanube.client.client import connect
 from pydanube.core import keys
 from pydanube.core.names import TopicName
+from pydanube.core.schemas.enforcing import TopicSchema
+from pydanube.core.schemas.kinds import Policy
 from pydanube.core.schemas.refusals import SchemaRefused
 from pydanube.errors import DanubeError, Unreachable
-from pydanube.ports import SchemaAnswer
+from pydanube.ports import SchemaAnswer, SchemaLane
 from pydanube.schema.answering import Answering
 from pydanube.stores.schemas.memory import MemorySchemaParsers, NoSchemaParsers
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
@@ -121,6 +123,36 @@ async def test_a_deleted_version_does_not_come_back_below_one_that_may_not_follo
     second = text({"type": "object", "properties": {"a": {"type": ["string", "null"]}}})
     code, sentence = await refused(calls.register("user", "json", second))
     assert code is StatusCode.FAILED_PRECONDITION and "version 2" in sentence
+
+
+@served()
+async def test_a_deleted_version_does_not_come_back_behind_one_that_it_may_not_follow(calls: Calls) -> None:
+    await calls.register("user", "json", USER)
+    for mode, kind, definition in (("none", "json", NAMELESS), ("none", "bytes", b"")):
+        await calls.schemas.SetCompatibilityMode(
+            pb.SetCompatibilityModeRequest(subject="user", compatibility_mode=mode)
+        )
+        number = (await calls.register("user", kind, definition)).version
+        await calls.schemas.DeleteSchemaVersion(pb.DeleteSchemaVersionRequest(subject="user", version=number))
+        await calls.schemas.SetCompatibilityMode(
+            pb.SetCompatibilityModeRequest(subject="user", compatibility_mode="backward")
+        )
+        code, sentence = await refused(calls.register("user", kind, definition))
+        assert code is StatusCode.FAILED_PRECONDITION and "version 1" in sentence
+        assert (await calls.schemas.GetLatestSchema(pb.GetLatestSchemaRequest(subject="user"))).version == 1
+
+
+@served()
+async def test_a_text_that_is_a_schema_of_two_types_is_never_taken_for_the_other(calls: Calls) -> None:
+    await calls.register("user", "avro", b'{"type": "string"}')
+    code, sentence = await refused(calls.register("user", "json", b'{"type": "string"}'))
+    assert code is StatusCode.FAILED_PRECONDITION and "type" in sentence
+    mode = pb.SetCompatibilityModeRequest(subject="user", compatibility_mode="none")
+    await calls.schemas.SetCompatibilityMode(mode)
+    assert (await calls.register("user", "json", b'{"type": "string"}')).version == 2
+    assert (await calls.register("user", "json", b'{"type": "string"}')).is_new_version is False
+    found = await calls.schemas.GetSchema(pb.GetSchemaRequest(schema_id=1, version=2))
+    assert found.schema_type == "json_schema"
 
 
 WRONG, ABSENT, STATE = StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND, StatusCode.FAILED_PRECONDITION
@@ -366,6 +398,65 @@ def test_a_registry_that_cannot_be_asked_refuses_for_now_under_enforce_and_nothi
         await calls.send(producer, b'{"name": "a"}', **FITS)
 
     story()
+
+
+class Slow(MemorySchemaParsers):
+    """Parsers that hold payloads back until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(Answering().answer)
+        self.came, self.go = asyncio.Event(), asyncio.Event()
+
+    async def ask(self, *question: Any, **more: Any) -> SchemaAnswer:
+        if question[0] is SchemaLane.PAYLOADS:
+            self.came.set()
+            await self.go.wait()
+        return await super().ask(*question, **more)
+
+
+def test_a_policy_that_changes_while_a_message_is_checked_holds_for_that_message() -> None:
+    for before, after in (("warn", "enforce"), ("enforce", "warn")):
+        parsers = Slow()
+
+        @served(parsers=parsers)
+        async def story(calls: Calls, before: str = before, after: str = after, parsers: Slow = parsers) -> None:
+            await calls.register("user", "json", USER)
+            await calls.create_topic(schema_subject="user")
+            await calls.configure("user", before, payloads=True)
+            producer = await calls.create_producer()
+            sending = asyncio.ensure_future(calls.send(producer, b'{"name": 7}', **FITS))
+            await parsers.came.wait()
+            await calls.configure("user", after, payloads=True)
+            parsers.go.set()
+            if after == "enforce":
+                assert (await refused(sending)).code is StatusCode.INVALID_ARGUMENT
+            else:
+                await sending
+
+        story()
+
+
+@served()
+async def test_a_policy_that_is_set_beside_another_subject_keeps_that_subject(calls: Calls) -> None:
+    await calls.register("one", "json", USER)
+    await calls.register("two", "json", USER)
+    await calls.create_topic(schema_subject="one")
+    topic = await calls.broker.topics.require(TopicName(TOPIC))
+    two = TopicSchema("two", Policy.WARN, checks_payloads=False)
+    await asyncio.gather(topic.set_schema(two), topic.set_schema_policy(Policy.ENFORCE, checks_payloads=True))
+    assert topic.enforcer.config == TopicSchema("two", Policy.ENFORCE, checks_payloads=True)
+
+
+@served()
+async def test_a_payload_that_the_library_cannot_look_at_is_refused_for_good_and_not_for_now(calls: Calls) -> None:
+    await calls.register("user", "json", b'{"type": "object", "properties": {"name": {}}}')
+    await calls.create_topic(schema_subject="user")
+    await calls.configure("user", "enforce", payloads=True)
+    producer = await calls.create_producer()
+    half = b'{"' + b"\\" + b'ud800": 1}'
+    code, _ = await refused(calls.send(producer, half, **FITS))
+    assert code is StatusCode.INVALID_ARGUMENT
+    await calls.send(producer, b'{"name": "a"}', **FITS)
 
 
 @served()

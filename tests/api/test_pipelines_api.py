@@ -132,6 +132,38 @@ async def test_of_two_supervisors_one_has_a_pipeline_and_only_that_one_may_repor
 
 
 @served()
+async def test_a_status_that_no_list_could_carry_is_refused_and_pipelines_stay_listed(calls: Calls) -> None:
+    await apply(calls)
+    mine = await join(calls)
+    await claim(calls, mine)
+    good = PipelineStatus(state=PipelineState.RUNNING, runs=1)
+    assert await report(calls, mine, good)
+    wrong: list[dict[str, Any]] = [
+        {"runs": 10**30},
+        {"failures": 2**32},
+        {"messages": -1},
+        {"restarts": None},
+        {"started_us": 2**63},
+        {"error": "\ud800"},
+    ]
+    for each in wrong:
+        status = json.dumps({**json.loads(good.to_bytes()), **each})
+        request = pb.ReportPipelineRequest(lease=mine, name="orders", status=status)
+        assert (await refused(calls.pipelines.ReportPipeline(request))).code is StatusCode.INVALID_ARGUMENT, each
+        assert (await one(calls)).state == "running"
+    key = keys.pipeline_status("orders")
+    await calls.broker.pipelines._metadata.transact([], [Put(key, status.encode())])
+    assert (await one(calls)).health == "unknown", "nor does one that is stored break the list"
+
+
+@served()
+async def test_nothing_is_claimed_without_a_lease_that_ends(calls: Calls) -> None:
+    await apply(calls)
+    assert (await refused(claim(calls, 0))).code is StatusCode.INVALID_ARGUMENT
+    assert (await claim(calls, await join(calls))).granted
+
+
+@served()
 async def test_when_a_supervisor_leaves_or_dies_its_pipelines_are_free(calls: Calls) -> None:
     await apply(calls)
     mine, other = await join(calls), await join(calls)

@@ -289,3 +289,59 @@ def test_a_run_whose_supervisor_does_not_renew_ends_when_the_lease_may() -> None
 
 def test_settings_and_their_secrets_go_to_a_child_by_its_standard_input_alone() -> None:
     assert list(supervisor.CHILD) == [sys.executable, "-m", "pydanube.pipeline.child"]
+
+
+def test_a_run_gets_of_the_environment_what_it_needs_and_the_secrets_of_its_own_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TEST_OURS", "secret")
+    monkeypatch.setenv("TEST_OTHERS", "secret")
+    broker = Broker()
+    broker.declare("environment", every="1h", settings={"token": {"from_env": "TEST_OURS"}})
+
+    async def body() -> None:
+        async with supervised(broker):
+            await until(lambda: ended(broker))
+
+    run(body)
+    assert next(each for each in broker.reports if each.ended_us is not None).error == "TEST_OURS"
+
+
+def test_a_release_that_found_no_broker_does_not_give_back_what_was_claimed_again_since() -> None:
+    class Unreleased(Broker):
+        released = lists = 0
+
+        async def list(self) -> dict[str, DeclaredPipeline]:
+            self.lists += 1
+            return await super().list()
+
+        async def release(self, lease: int, name: str) -> None:
+            self.released += 1
+            if self.released == 1:
+                self.declare("hangs")  # the pipeline is declared anew, while no broker takes the release
+                seen = self.lists
+                await until(lambda: self.lists >= seen + 3)  # and claimed again
+                raise Unreachable("the broker", "it is away")
+            await super().release(lease, name)
+
+    broker = Unreleased()
+    broker.declare("hangs")
+
+    async def body() -> None:
+        async with supervised(broker):
+            await until(lambda: broker.status and broker.status["orders"].messages == 3)
+            runs = broker.status["orders"].runs
+            del broker.declared["orders"]
+            await until(lambda: broker.released and broker.status["orders"].runs > runs)
+            assert broker.claims == {"orders": 1}
+            assert broker.released == 1, "a second supervisor would run it at the same time"
+
+    run(body)
+
+
+def test_a_run_whose_guard_cannot_read_what_it_is_told_ends() -> None:
+    with guarded(60.0) as child:
+        assert child.stdin is not None
+        child.stdin.write(b"{\n")
+        child.stdin.flush()
+        assert child.wait(10) == -signal.SIGKILL

@@ -145,6 +145,7 @@ class PipelineDesk:
     async def claim(self, lease: int, name: str, supervisor: str) -> PipelineClaim:
         """Granted again to who has it already, so that a call without an answer may be repeated."""
         checked = pipeline_name(name)
+        _check_lease(lease)
         key, declared = keys.pipeline_claim(checked), keys.pipeline_declaration(checked)
         declaration = await self._metadata.get(declared)
         if declaration is None:
@@ -165,6 +166,7 @@ class PipelineDesk:
     async def release(self, lease: int, name: str) -> None:
         """Nothing happens if another has it."""
         key = keys.pipeline_claim(pipeline_name(name))
+        _check_lease(lease)
         item = await self._metadata.get(key)
         if item is not None and _claim(item.value)[1] == lease:
             await self._metadata.transact([Compare(key, item.revision)], [Delete(key)])
@@ -172,6 +174,7 @@ class PipelineDesk:
     async def report(self, lease: int, name: str, status: bytes) -> bool:
         """False: the claim is another's, or gone. A deleted pipeline has no status any more. Raises ConfigError."""
         checked = pipeline_name(name)
+        _check_lease(lease)
         if PipelineStatus.from_bytes(status) is None:
             raise ConfigError("status", "(not shown)", "a status as supervisors write it")
         key, declared = keys.pipeline_claim(checked), keys.pipeline_declaration(checked)
@@ -195,6 +198,12 @@ class PipelineDesk:
             return
         found = await self.list()
         self.watch.look(self._clock.elapsed(), self._clock.time_us(), found.pipelines)
+
+
+def _check_lease(lease: int) -> None:
+    """The store takes 0 for no lease at all: such a claim would never end."""
+    if lease <= 0:
+        raise ConfigError("lease", lease, "the lease that JoinSupervisor has answered with")
 
 
 def _claim(value: bytes) -> tuple[str, int]:

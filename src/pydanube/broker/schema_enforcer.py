@@ -105,17 +105,23 @@ class SchemaEnforcer:
 
         Raises SchemaRefused, and Unavailable if the registry cannot be asked; nothing under `warn`.
         """
-        try:
-            await self._admit(pairs, rows_of)
-        except SchemaRefused:
-            raise
-        except DanubeError as error:
-            if self.config.refuses:
-                raise
-            log.warning("messages accepted unchecked", extra={"topic": self._topic, "why": str(error)})
+        while True:
+            config = self.config
+            try:
+                await self._admit(config, pairs, rows_of)
+            except DanubeError as error:
+                if self.config is not config:
+                    continue
+                if config.refuses:
+                    raise
+                log.warning("messages accepted unchecked", extra={"topic": self._topic, "why": str(error)})
+            if self.config is config:
+                return
+            # It was changed meanwhile, and who changed it was told that it holds: it holds for this batch, too.
 
-    async def _admit(self, pairs: Mapping[Pair, int], rows_of: Callable[[Pair], Sequence[tuple[int, bytes]]]) -> None:
-        config = self.config
+    async def _admit(
+        self, config: TopicSchema, pairs: Mapping[Pair, int], rows_of: Callable[[Pair], Sequence[tuple[int, bytes]]]
+    ) -> None:
         if config.is_open or config.subject is None:
             return
         record = self._registry.known(config.subject)

@@ -323,19 +323,31 @@ class SchemaRegistry:
             answer = await self._ask_judge(kind, text, message, asked, history)
             fingerprint = answer["fingerprint"]
             found += [Difference(*each) for each in answer["differences"]]
+        known = before.same(fingerprint) if before is not None else None
+        if known is not None and (await self._definition(subject, known.number)).type is not kind:
+            fingerprint = f"{fingerprint}:{kind}"  # one text, two types: `{"type": "string"}` is Avro and JSON Schema
         return _Judged(fingerprint, found)
 
     async def _check_again(self, before: SubjectRecord, number: int, asked: Compatibility) -> None:
-        """A deleted version comes back: those that came after it must still be allowed to follow it."""
+        """A deleted version comes back: it must still be allowed to follow those before it, and those after it, it."""
+        if not asked.mode.directions:
+            return
         version = await self._definition(before.subject, number)
         newer = sorted(each.number for each in before.active() if each.number > number)
-        if version.type.is_plain or not asked.mode.directions:
-            return
-        for each in await self._definitions(before.subject, newer if asked.mode.is_transitive else newer[:1]):
-            history = [[number, version.type, version.definition.decode(), version.message]]
-            if each.type is not version.type:
-                raise SchemaIncompatible(before.subject, str(asked), str(_other_type(each.type, version)))
-            answer = await self._ask_judge(each.type, each.definition.decode(), each.message, asked, history)
+        older = sorted((each.number for each in before.active() if each.number < number), reverse=True)
+        if not asked.mode.is_transitive:
+            newer, older = newer[:1], older[:1]
+        pairs = [(version, each) for each in await self._definitions(before.subject, older)]
+        pairs += [(each, version) for each in await self._definitions(before.subject, newer)]
+        for later, earlier in pairs:
+            if later.type is not earlier.type:
+                raise SchemaIncompatible(before.subject, str(asked), str(_other_type(later.type, earlier)))
+            if later.type.is_plain:
+                continue
+            history: list[list[object]] = [
+                [earlier.number, earlier.type.value, earlier.definition.decode(), earlier.message]
+            ]
+            answer = await self._ask_judge(later.type, later.definition.decode(), later.message, asked, history)
             if answer["differences"]:
                 differences = [Difference(*one) for one in answer["differences"]]
                 raise SchemaIncompatible(before.subject, str(asked), _joined(differences))

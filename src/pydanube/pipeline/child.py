@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from pydanube.errors import DanubeError, Refused
 from pydanube.pipeline.registry import resolved
@@ -67,11 +67,13 @@ class LeaseGuard:
         self._clock = SystemClock()
         self._read = read  # what has come and is no whole line yet
 
-    def run(self) -> NoReturn:
-        while True:
-            left = self._until - self._clock.elapsed()
-            if left <= 0 or not self._hear(min(left, POLL_SECONDS)):
-                os.killpg(0, signal.SIGKILL)
+    def run(self) -> None:
+        try:
+            self._understand(b"")
+            while (left := self._until - self._clock.elapsed()) > 0 and self._hear(min(left, POLL_SECONDS)):
+                pass
+        finally:  # also if what came cannot be read: a run without its guard would not end with the lease
+            os.killpg(0, signal.SIGKILL)
 
     def _hear(self, seconds: float) -> bool:
         """False: the supervisor has ended."""
@@ -79,10 +81,13 @@ class LeaseGuard:
         if not ready:
             return True
         found = os.read(0, 65536)
+        self._understand(found)
+        return bool(found)
+
+    def _understand(self, found: bytes) -> None:
         *lines, self._read = (self._read + found).split(b"\n")
         for line in lines:
             self._until = max(self._until, float(json.loads(line)["until"]))
-        return bool(found)
 
 
 def _first_line() -> tuple[bytes, bytes]:

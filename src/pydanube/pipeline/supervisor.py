@@ -22,7 +22,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from pydanube.core.pipelines.declaration import Declaration
+from pydanube.core.pipelines.declaration import Declaration, variables_of
 from pydanube.core.pipelines.machine import (
     Claim,
     ClaimAnswered,
@@ -48,6 +48,7 @@ from pydanube.core.pipelines.machine import (
 from pydanube.core.pipelines.status import PipelineStatus, RunOutcome, facts_of
 from pydanube.errors import ConfigError, DanubeError
 from pydanube.ports import Clock
+from pydanube.stores.environment import CLOUDS, PYTHON, SPARK, child_environment
 from pydanube.stores.work.system import SystemClock
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ class Supervisor:
         self._supervision = Supervision(name, runs_max=runs_max)
         self._orders: asyncio.Queue[Claim | Release | Report] = asyncio.Queue()
         self._newest: dict[str, Report] = {}
+        self._claiming: dict[str, Claim | Release] = {}  # what was decided last
         self._children: dict[str, Child] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._until = 0.0
@@ -151,7 +153,8 @@ class Supervisor:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Claim() | Release():
+            case Claim(name) | Release(name):
+                self._claiming[name] = effect
                 self._orders.put_nowait(effect)
             case Report(name):
                 self._newest[name] = effect
@@ -271,6 +274,8 @@ class Supervisor:
                 granted, status = await self._desk.claim(lease, name)
                 self._step(ClaimAnswered(name, lease, granted, status))
             case Release(name, lease):
+                if self._claiming.get(name) is not order:
+                    return  # it was declared anew and claimed again, while no broker answered: it stays ours
                 await self._desk.release(lease, name)
             case Report(name, lease, status):
                 if self._newest.get(name) is not order or lease != self._lease:
@@ -310,10 +315,15 @@ class Child:
         self._supervisor.ended(self, outcome, error, self._facts)
 
     async def _until_it_ends(self, command: Sequence[str]) -> int:
-        process = self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=LINE_MAX_BYTES
-        )
         declaration = self._declaration
+        process = self._process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+            limit=LINE_MAX_BYTES,
+            env=child_environment(PYTHON, CLOUDS, SPARK, tuple(variables_of(declaration.settings))),
+        )
         self._write(
             {
                 "job": declaration.job,

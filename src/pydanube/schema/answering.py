@@ -72,9 +72,13 @@ class Answering:
             self._checks.move_to_end(key)
         at = 0
         for row, size in enumerate(question["sizes"]):
-            wrong = check(payloads[at : at + size])
+            try:
+                wrong = check(payloads[at : at + size])
+            except Exception as error:  # it is this payload, so it is refused: who hears `try again` would, for ever
+                wrong = "", f"it cannot be checked ({type(error).__name__}: {parsing.said(error)})"
             if wrong is not None:
-                return {"bad": [row, wrong[0], wrong[1][:WHY_MAX]]}
+                path, why = (each.encode("utf-8", "replace").decode() for each in wrong)  # no half of a character
+                return {"bad": [row, path, why[:WHY_MAX]]}
             at += size
         return {"bad": None}
 

@@ -17,6 +17,11 @@ SYSTEM: Final = (
 PYTHON: Final = ("PYTHON*", "VIRTUAL_ENV", "COVERAGE_*")
 # What stores of objects are reached with: obstore reads it where the settings leave it open.
 CLOUDS: Final = ("AWS_*", "GOOGLE_*", "AZURE_*", "IDENTITY_*", "MSI_*", "*_PROXY", "*_proxy")
+# What Spark, its JVM and Hadoop are told by, and how a supervisor's runs are set up.
+SPARK: Final = (
+    *("JAVA_*", "JDK_*", "SPARK_*", "PYSPARK_*", "HADOOP_*", "YARN_*", "KRB5*", "KUBERNETES_*"),
+    *("USER", "LOGNAME", "SHELL", "TERM", "XDG_CACHE_HOME"),
+)
 ETCD: Final = ("GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "ETCD_UNSUPPORTED_ARCH")
 
 

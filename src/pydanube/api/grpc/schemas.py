@@ -124,12 +124,10 @@ class SchemaCalls:
     ) -> pb.UpdateTopicValidationPolicyResponse:
         name, asked = TopicName(request.topic_name), policy(request.validation_policy)
         topic = await self._topics.require(name)
-        subject = topic.schema_subject
-        if subject is None:
+        if not await topic.set_schema_policy(asked, checks_payloads=request.enable_payload_validation):
             raise RpcRefusal(
                 Code.FAILED_PRECONDITION, f"topic {name} has no schema subject yet: configure one with the policy"
             )
-        await topic.set_schema(TopicSchema(subject, asked, request.enable_payload_validation))
         return pb.UpdateTopicValidationPolicyResponse(success=True, message=f"Topic {name} has policy {asked}")
 
     async def GetTopicSchemaConfig(self, request: pb.GetTopicSchemaConfigRequest) -> pb.GetTopicSchemaConfigResponse:

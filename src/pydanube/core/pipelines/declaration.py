@@ -211,6 +211,12 @@ def reference_of(value: object) -> tuple[str, str] | None:
     return None
 
 
+def variables_of(settings: Mapping[str, Any]) -> frozenset[str]:
+    """The variables of the supervisor's environment that the settings refer to."""
+    found = (reference_of(value) for _, value in _leaves("", settings, 0))
+    return frozenset(each[1] for each in found if each is not None and each[0] == FROM_ENV)
+
+
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raises ConfigError for the text of a secret, and for a reference that cannot be one. No value is repeated."""
     if FOLLOW_SETTING in settings:

@@ -18,7 +18,10 @@ from pydanube.core.cluster.conditions import count, words
 from pydanube.core.pipelines.declaration import Declaration
 
 ERROR_MAX: Final = 500
+NUMBER_MAX: Final = 2**63 - 1  # what a status can hold, and every list of pipelines can carry
+FAILURES_MAX: Final = 2**32 - 1
 LAG_FACTS: Final = ("fresh_us", "behind_messages", "messages", "batches", "quarantined")
+TEXTS: Final = ("supervisor", "error")
 CLAIM_GRACE_US: Final = 60_000_000  # a supervisor that stopped in order is followed by another within this time
 
 
@@ -66,7 +69,7 @@ class PipelineStatus:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Self | None:
-        """None: it cannot be read. Fields of newer versions are left out."""
+        """None: it cannot be read, or shown. Fields of newer versions are left out."""
         try:
             values = json.loads(stored)
             known = {each.name for each in fields(cls)}
@@ -75,16 +78,28 @@ class PipelineStatus:
             if kept.get("outcome") is not None:
                 kept["outcome"] = RunOutcome(kept["outcome"])
             made = cls(**kept)
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return None
-        numbers = (each for each in fields(cls) if each.name not in ("state", "supervisor", "outcome", "error"))
-        texts: tuple[object, ...] = (made.error, made.supervisor)
-        is_sound = all(isinstance(getattr(made, each.name), int | None) for each in numbers)
-        return made if is_sound and all(isinstance(each, str) for each in texts) else None
+        numbers = {each.name: each.default for each in fields(cls) if each.name not in ("state", "outcome", *TEXTS)}
+        is_sound = all(_is_number(getattr(made, name), default) for name, default in numbers.items())
+        is_sound = is_sound and all(_is_text(getattr(made, name)) for name in TEXTS)
+        return made if is_sound and made.failures <= FAILURES_MAX else None
 
     def to_bytes(self) -> bytes:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _is_number(value: object, default: object) -> bool:
+    return value is default is None or (isinstance(value, int) and 0 <= value <= NUMBER_MAX)
+
+
+def _is_text(value: object) -> bool:
+    """Text, and no half of a character."""
+    try:
+        return isinstance(value, str) and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
 
 
 def facts_of(said: Mapping[str, object]) -> dict[str, int]:
@@ -92,7 +107,7 @@ def facts_of(said: Mapping[str, object]) -> dict[str, int]:
     return {
         name: value
         for name in LAG_FACTS
-        if isinstance(value := said.get(name), int) and not isinstance(value, bool) and value >= 0
+        if isinstance(value := said.get(name), int) and not isinstance(value, bool) and 0 <= value <= NUMBER_MAX
     }
 
 
