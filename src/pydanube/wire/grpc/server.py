@@ -14,7 +14,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from pydanube.wire.grpc.calls import Call, Called, CallEvent, CallRefused, Cancelled, Held, MessageReceived, Method
+from pydanube.wire.grpc.calls import (
+    Call,
+    Called,
+    CallEvent,
+    CallRefused,
+    Cancelled,
+    Held,
+    MessageReceived,
+    Method,
+    Share,
+)
 from pydanube.wire.grpc.headers import (
     FIRST,
     NOT_GRPC,
@@ -53,6 +63,7 @@ class GrpcConnection:
         self._http = Http2Connection(limits, unsent, now)
         self._find = find
         self._held = held
+        self._share = Share()
         self._stream_window = limits.stream_window_bytes
         self._unfinished: OrderedDict[Stream, None] = OrderedDict()  # requests that have begun, the oldest first
         self._on_output = on_output or _nothing  # there is room for a large message: something is to be sent
@@ -145,7 +156,7 @@ class GrpcConnection:
                 self._unfinished[stream] = None
             return
         method = self._find(headers.path)
-        call = stream.call = Call(stream, headers, method or NO_SUCH)
+        call = stream.call = Call(stream, headers, method or NO_SUCH, self._share)
         self._held.hold(call, self._held.limits.call_bytes)
         if method is None:
             self._refuse(found, call, Code.UNIMPLEMENTED, f"{headers.path[:200]} is not a method of this server")
@@ -182,7 +193,10 @@ class GrpcConnection:
             else:
                 self._refuse(found, call, Code.INTERNAL, refused.sentence)
             return
-        if self._held.is_full and not ended:
+        is_inflated = bool(messages) and call.headers.encoding != "identity"
+        if is_inflated:
+            self._held.hold(call, sum(map(len, messages)))  # what has come says nothing of what it became
+        if self._held.is_full and (is_inflated or not ended):
             self._refuse_full(found, call)
             return
         if call.method.streams_requests:
@@ -234,7 +248,8 @@ class GrpcConnection:
             return
         call.asked = False
         self._held.release(call)
-        self._held.hold(call, self._held.limits.call_bytes + call.granted_bytes)
+        self._held.hold(call, self._held.limits.call_bytes)
+        self._held.promise(call, call.granted_bytes)
         taken, call.taken_bytes = call.taken_bytes, 0
         self._http.give_back(taken)
         self._http.reopen(call.stream, self._stream_window)
