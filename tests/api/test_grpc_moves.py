@@ -33,8 +33,8 @@ class Stream:
 def test_partitions_that_move_side_by_side_tell_of_it_one_after_the_other() -> None:
     parts = [f"/default/orders-part-{number}" for number in range(3)]
 
-    async def unload(topic: str, to: object, *, tell: Any, **more: object) -> list[pb.UnloadResult]:
-        await asyncio.gather(*(tell(pb.UnloadProgress(topic=part)) for part in parts))
+    async def unload(topic: str, to: object, *, on_progress: Any, **more: object) -> list[pb.UnloadResult]:
+        await asyncio.gather(*(on_progress(pb.UnloadProgress(topic=part)) for part in parts))
         return [pb.UnloadResult(topic=part) for part in parts]
 
     calls = MoveCalls.__new__(MoveCalls)
@@ -45,8 +45,8 @@ def test_partitions_that_move_side_by_side_tell_of_it_one_after_the_other() -> N
 
 
 def test_progress_that_is_on_its_way_when_the_move_is_done_is_out_before_the_result() -> None:
-    async def unload(topic: str, to: object, *, tell: Any, **more: object) -> list[pb.UnloadResult]:
-        telling = asyncio.ensure_future(tell(pb.UnloadProgress(topic="progress")))
+    async def unload(topic: str, to: object, *, on_progress: Any, **more: object) -> list[pb.UnloadResult]:
+        telling = asyncio.ensure_future(on_progress(pb.UnloadProgress(topic="progress")))
         await stream.begun.wait()
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)

@@ -233,5 +233,5 @@ def test_a_command_that_does_not_exist_is_told_which_one_may_be_meant(words: str
 
 def test_jobs_are_listed_for_scripts() -> None:
     assert set(json.loads(danube_here("pipeline", "jobs", "--output", "json").stdout)) == {
-        *("lake", "compact", "audit", "erase", "replay", "stats")
+        *("lake", "compact", "audit", "erase", "maintain", "replay", "stats")
     }

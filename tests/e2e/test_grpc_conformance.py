@@ -1,4 +1,7 @@
-"""Our gRPC server judged by others: h2spec, and grpc-go's interoperability client. Where Go is; in `make test-long`."""
+"""Our gRPC server judged by others: h2spec, and grpc-go's interoperability client. In `make test-long`.
+
+Needs Go, which builds both programs from their sources (docs/grpc.md); where there is none these tests fail.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from pydanube.api.grpc.server import GrpcServer
 from tests.support import run
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(shutil.which("go") is None, reason="needs Go, whose programs it builds"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 INTEROP = "google.golang.org/grpc/interop/client@v1.72.0"
@@ -46,10 +45,16 @@ CASES = (
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `go install` puts what it builds. Its caches go with the test."""
+    if shutil.which("go") is None:
+        pytest.fail("no `go` on the PATH: install Go, which builds h2spec and grpc-go's client", pytrace=False)
     place = tmp_path_factory.mktemp("go")
     environment = {**os.environ, "GOPATH": str(place), "GOFLAGS": "-modcacherw", "GOBIN": str(place / "bin")}
     for each in (H2SPEC, INTEROP):
-        subprocess.run(["go", "install", each], env=environment, check=True, capture_output=True, timeout=800)
+        built = subprocess.run(
+            ["go", "install", each], env=environment, check=False, capture_output=True, text=True, timeout=800
+        )
+        if built.returncode:
+            pytest.fail(f"`go install {each}` failed, so nothing was judged:\n{built.stderr[-2_000:]}", pytrace=False)
     return place / "bin"
 
 

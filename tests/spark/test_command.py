@@ -31,7 +31,7 @@ def danube(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("run", "nothing"), "one of lake, compact, audit, replay, erase, stats"),
+        (("run", "nothing"), "one of lake, compact, audit, replay, erase, maintain, stats"),
         (("run", "audit", "--conf", "no/such/file"), "a file that can be read"),
         (("run", "audit", "--set", "topic"), "name=value"),
     ],
@@ -103,7 +103,7 @@ def test_the_terminal_is_for_progress_and_what_spark_writes_is_in_a_file_if_the_
 def test_the_jobs_are_listed() -> None:
     done = danube("jobs")
     assert done.returncode == 0
-    jobs = ["lake", "compact", "audit", "replay", "erase", "stats"]
+    jobs = ["lake", "compact", "audit", "replay", "erase", "maintain", "stats"]
     assert [line.split()[0] for line in done.stdout.splitlines()] == jobs
 
 

@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from time import process_time
 
 import pytest
+from hpack.hpack import Encoder
 
 from pydanube.wire.grpc.calls import CallLimits, CallRefused, Held
 from pydanube.wire.grpc.messages import PREFIX, framed
 from pydanube.wire.http2 import frames
 from pydanube.wire.http2.frames import ErrorCode
+from pydanube.wire.http2.headers import HeaderDecoder, literal
 from pydanube.wire.status import Code
 from tests.harness.grpc_wires import ANSWERS, CLIENT_STREAM, LIMITS, MIB, SMALL, UNARY, Client, Raw, Server, headers
 
@@ -206,6 +208,31 @@ def test_header_blocks_are_remembered_up_to_a_bound() -> None:
     assert 0 < raw.server.grpc._http._decoder.remembered <= LIMITS.remembered_blocks
 
 
+def test_large_header_blocks_are_not_remembered() -> None:
+    """256 blocks of 16 KiB would be 12 MiB of each connection."""
+    raw = Raw()
+    plain = bytes(Encoder().encode([(name, value, True) for name, value in headers()]))
+    for size in (8_000, 1_500):
+        for number in range(300):
+            raw.stream += 2
+            block = plain + literal(b"x%d" % number, b"y" * size)
+            raw.send(frames.headers(raw.stream, block, end=False) + raw.data(framed(b"x"), end=True))
+            raw.server.answer_all()
+    assert not raw.ended
+    assert 0 < raw.server.grpc._http._decoder.remembered_bytes <= 512 * LIMITS.remembered_blocks
+
+
+def test_a_block_is_not_remembered_over_a_change_of_the_tables_size() -> None:
+    """With a table of nothing its field is not kept, and the table stays as it was; after the change it is kept."""
+    decoder = HeaderDecoder(16_384, 256)
+    field = b"\x40\x01a\x01b"  # to be indexed
+    decoder.decode(b"\x20" + b"\x82")  # the table has no room
+    decoder.decode(field)
+    decoder.decode(b"\x3f\xe1\x1f" + b"\x82")  # it has 4,096 bytes
+    decoder.decode(field)
+    assert decoder.decode(b"\xbe").fields == [(b"a", b"b")]
+
+
 # --- requests ------------------------------------------------------------------------------------------
 
 
@@ -286,6 +313,41 @@ def test_a_decompression_bomb_is_too_large(encoding: str) -> None:
         client.exchange()
     assert client.answers[stream].status == Code.INVALID_ARGUMENT
     client.server.check_idle()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_decompressed_messages_hold_is_counted_by_what_they_became(is_whole: bool) -> None:
+    """4 KiB become 4 MiB each: by what came, a thousand of them would be nothing."""
+    held = Held(CallLimits(held_bytes=8 * MIB, granted_bytes=3 * MIB))
+    server = Server(held=held)
+    raw = Raw(server)
+    packed = zlib.compress(bytes(4 * MIB - 1), 9)
+    with bounded(cpu_seconds=2, memory_bytes=20 * MIB):
+        for _ in range(30):
+            request = raw.request(UNARY, ("grpc-encoding", "deflate"))
+            raw.send(request + raw.data(PREFIX.pack(1, len(packed)) + packed, end=is_whole))
+    refused = [event for event in server.log if isinstance(event, CallRefused)]
+    assert len(refused) > 20 and {event.code for event in refused} == {Code.RESOURCE_EXHAUSTED}
+    assert held.size_bytes <= 9 * MIB
+    server._note(server.grpc.lose())
+    server.check_idle()
+
+
+def test_requests_of_one_connection_that_never_come_do_not_stop_those_of_others() -> None:
+    held = Held(CallLimits(held_bytes=40 * MIB, granted_bytes=20 * MIB))
+    raw = Raw(Server(held=held))
+    for _ in range(100):
+        raw.send(raw.request() + raw.data(PREFIX.pack(0, 4 * MIB - 9) + bytes(100)))
+    client = Client(Server(held=held))
+    for _ in range(3):
+        stream = client.call(bytes(4 * MIB - 9))
+        client.exchange()
+        client.server.answer_all()
+        client.exchange()
+        assert client.answers[stream].status == 0
+    client.server.grpc.lose()
+    raw.server._note(raw.server.grpc.lose())
+    raw.server.check_idle()
 
 
 def test_a_message_in_pieces_of_a_byte_costs_its_bytes_and_no_more() -> None:

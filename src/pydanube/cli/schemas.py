@@ -164,7 +164,7 @@ def set_compatibility(
 @app.command("delete")
 def delete(
     subject: SubjectArgument,
-    version: Annotated[int, typer.Option(min=1)],
+    version: Annotated[int, typer.Option(min=1, help="The number of the version.")],
     confirm: Annotated[bool, typer.Option("--confirm", help="Without it nothing is done.")] = False,
     output: OutputOption = Output.table,
 ) -> None:

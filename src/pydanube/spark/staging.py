@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from pydanube.client.client import Client
 from pydanube.errors import Conflict, DanubeError
 from pydanube.formats.batch import ENVELOPE, Batch, decode, encode
+from pydanube.formats.envelope import TIMES
 from pydanube.formats.parquet import read_raw
 from pydanube.ports import ObjectStore
 from pydanube.spark.errors import BatchRefused
@@ -335,6 +336,8 @@ class Staging:
             columns["attributes"] = _marked(columns["attributes"], self._name)
         columns["producer_name"] = pc.fill_null(columns["producer_name"], self._name)
         columns["request_id"] = pa.array(np.arange(base, base + count, dtype=np.int64))
+        for field in TIMES:
+            columns.setdefault(field.name, pa.nulls(count, field.type))
         return pa.RecordBatch.from_arrays([columns[field.name] for field in ENVELOPE], schema=ENVELOPE)
 
     async def finish(self) -> list[StagedFile]:

@@ -28,18 +28,33 @@ class CallLimits:
     request_seconds: float = 60.0  # a request that has begun is complete by then
     held_bytes: int = 64 * 1024 * 1024  # requests of all connections: received, or granted, and not answered
     granted_bytes: int = 48 * 1024 * 1024  # of it, for messages larger than a stream's window
+    connection_granted_bytes: int = 12 * 1024 * 1024  # of that, to one connection, unless a message alone is larger
     call_bytes: int = 1024  # what a call counts besides its data
 
 
+class Share:
+    """One connection's part of what is granted."""
+
+    __slots__ = ("granted_bytes", "waiting")
+
+    def __init__(self) -> None:
+        self.granted_bytes = 0  # to calls that are not released
+        self.waiting: OrderedDict[ServerCall, tuple[int, Callable[[ServerCall, int], bool]]] = OrderedDict()
+
+
 class Held:
-    """Bytes of requests in all connections. Large messages ask before they come, in turn; small ones are counted."""
+    """Bytes of requests in all connections. Small messages are counted; large ones ask before they come.
+
+    Invariant: a connection is in `_waiting` if and only if its share has calls that wait. Connections take turns, and
+    one that has its share waits for itself only: else a few requests that never come would stop all others.
+    """
 
     __slots__ = ("_waiting", "limits", "size_bytes")
 
     def __init__(self, limits: CallLimits) -> None:
         self.limits = limits
         self.size_bytes = 0
-        self._waiting: OrderedDict[ServerCall, tuple[int, Callable[[ServerCall, int], bool]]] = OrderedDict()
+        self._waiting: OrderedDict[Share, None] = OrderedDict()
 
     @property
     def is_full(self) -> bool:
@@ -47,33 +62,53 @@ class Held:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return sum(len(share.waiting) for share in self._waiting)
 
     def hold(self, call: ServerCall, size: int) -> None:
         call.held_bytes += size
         self.size_bytes += size
 
+    def promise(self, call: ServerCall, size: int) -> None:
+        call.promised_bytes += size
+        call.share.granted_bytes += size
+        self.hold(call, size)
+
     def release(self, call: ServerCall) -> None:
         self.size_bytes -= call.held_bytes
-        call.held_bytes = 0
+        call.share.granted_bytes -= call.promised_bytes
+        call.held_bytes = call.promised_bytes = 0
         if self._waiting:
-            self._waiting.pop(call, None)
+            share = call.share
+            if share.waiting.pop(call, None) is not None and not share.waiting:
+                del self._waiting[share]
             self._grant_some()
 
     def ask(self, call: ServerCall, size: int, grant: Callable[[ServerCall, int], bool]) -> None:
         """Calls `grant` when there is room, now or later; not after the call was released. It says whether it holds."""
-        self._waiting[call] = size, grant
+        call.share.waiting[call] = size, grant
+        self._waiting.setdefault(call.share)
         self._grant_some()
 
     def _grant_some(self) -> None:
-        waiting = self._waiting
-        while waiting:
-            call, (size, grant) = next(iter(waiting.items()))
-            if self.size_bytes > call.held_bytes and self.size_bytes + size > self.limits.granted_bytes:
+        waiting, limits = self._waiting, self.limits
+        passed = 0  # one after the other, because they have their share
+        while passed < len(waiting):
+            share = next(iter(waiting))
+            call, (size, grant) = next(iter(share.waiting.items()))
+            if share.granted_bytes and share.granted_bytes + size > limits.connection_granted_bytes:
+                waiting.move_to_end(share)
+                passed += 1
+                continue
+            if self.size_bytes > call.held_bytes and self.size_bytes + size > limits.granted_bytes:
                 return
-            del waiting[call]
+            passed = 0
+            del share.waiting[call]
+            if share.waiting:
+                waiting.move_to_end(share)
+            else:
+                del waiting[share]
             if grant(call, size):
-                self.hold(call, size)
+                self.promise(call, size)
                 call.granted_bytes += size
 
 
@@ -88,15 +123,18 @@ class ServerCall:
         "incoming",
         "is_open",
         "method",
+        "promised_bytes",
         "request",
+        "share",
         "shell",
         "started",
         "stream",
         "taken_bytes",
     )
 
-    def __init__(self, stream: Http2Stream, headers: CallHeaders, method: ServerMethod) -> None:
+    def __init__(self, stream: Http2Stream, headers: CallHeaders, method: ServerMethod, share: Share) -> None:
         self.stream = stream
+        self.share = share
         self.headers = headers
         self.method = method
         self.incoming: Incoming | None = None  # until the request has ended
@@ -104,7 +142,7 @@ class ServerCall:
         self.is_open = True
         self.started = False  # headers have been sent
         self.asked = False
-        self.held_bytes = self.granted_bytes = self.taken_bytes = 0
+        self.held_bytes = self.promised_bytes = self.granted_bytes = self.taken_bytes = 0
         self.shell: Any = None
 
     def attach(self, shell: Any) -> None:

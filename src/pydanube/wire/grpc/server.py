@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from pydanube.wire.grpc.calls import (
     Called,
@@ -23,6 +24,7 @@ from pydanube.wire.grpc.calls import (
     MessageReceived,
     ServerCall,
     ServerMethod,
+    Share,
 )
 from pydanube.wire.grpc.headers import (
     FIRST,
@@ -55,6 +57,9 @@ def _nothing() -> None:
     pass
 
 
+NO_METHOD: Final = "Method not found!"  # the words of every gRPC server: clients look for them
+
+
 class GrpcServerConnection:
     """One peer. `find` gives the method of a path, or None."""
 
@@ -70,6 +75,7 @@ class GrpcServerConnection:
         self._http = Http2Connection(limits, unsent, now)
         self._find = find
         self._held = held
+        self._share = Share()
         self._stream_window = limits.stream_window_bytes
         self._unfinished: OrderedDict[Http2Stream, None] = OrderedDict()  # requests that have begun, the oldest first
         self._on_output = on_output or _nothing  # there is room for a large message: something is to be sent
@@ -162,10 +168,10 @@ class GrpcServerConnection:
                 self._unfinished[stream] = None
             return
         method = self._find(headers.path)
-        call = stream.call = ServerCall(stream, headers, method or NO_SUCH)
+        call = stream.call = ServerCall(stream, headers, method or NO_SUCH, self._share)
         self._held.hold(call, self._held.limits.call_bytes)
         if method is None:
-            self._refuse(found, call, Code.UNIMPLEMENTED, f"{headers.path[:200]} is not a method of this server")
+            self._refuse(found, call, Code.UNIMPLEMENTED, NO_METHOD)
         elif headers.wrong:
             self._refuse(found, call, headers.code, headers.wrong)
         elif self._held.is_full:
@@ -199,7 +205,10 @@ class GrpcServerConnection:
             else:
                 self._refuse(found, call, Code.INTERNAL, refused.sentence)
             return
-        if self._held.is_full and not ended:
+        is_inflated = bool(messages) and call.headers.encoding != "identity"
+        if is_inflated:
+            self._held.hold(call, sum(map(len, messages)))  # what has come says nothing of what it became
+        if self._held.is_full and (is_inflated or not ended):
             self._refuse_full(found, call)
             return
         if call.method.streams_requests:
@@ -251,7 +260,8 @@ class GrpcServerConnection:
             return
         call.asked = False
         self._held.release(call)
-        self._held.hold(call, self._held.limits.call_bytes + call.granted_bytes)
+        self._held.hold(call, self._held.limits.call_bytes)
+        self._held.promise(call, call.granted_bytes)
         taken, call.taken_bytes = call.taken_bytes, 0
         self._http.give_back(taken)
         self._http.reopen(call.stream, self._stream_window)

@@ -18,7 +18,8 @@ FORBIDDEN: Final = frozenset({b"connection", b"proxy-connection", b"keep-alive",
 PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 NEEDED: Final = (b":method", b":scheme", b":path")
 NAME_BYTES: Final = frozenset(range(0x21, 0x7F)) - frozenset(range(0x41, 0x5B)) - {0x3A}
-_TABLE_CHANGES: Final = 0xE0  # the first three bits of a block: 001 is a change of the table's size
+REMEMBERED_BLOCK_BYTES: Final = 4096  # a block and what it became; those of clients have some 300
+REMEMBERED_MEAN_BYTES: Final = 512  # times the number of blocks: what a connection remembers at most
 
 
 class HeaderBlock:
@@ -62,12 +63,13 @@ class HeaderBlock:
 class HeaderDecoder:
     """Of one connection. Every block must come here, in order, whatever becomes of its stream."""
 
-    __slots__ = ("_decoder", "_remembered", "_remembered_max")
+    __slots__ = ("_decoder", "_remembered", "_remembered_max", "remembered_bytes")
 
     def __init__(self, list_bytes_max: int, remembered_max: int) -> None:
         self._decoder = Decoder(list_bytes_max)
         self._remembered: dict[bytes, HeaderBlock] = {}
         self._remembered_max = remembered_max
+        self.remembered_bytes = 0  # of the blocks and of what they became
 
     def decode(self, block: bytes) -> HeaderBlock:
         """Raises ValueError: the table is not what the peer thinks any more, so the connection has to end."""
@@ -83,13 +85,22 @@ class HeaderDecoder:
             raise ValueError(str(error) or type(error).__name__) from error
         headers = HeaderBlock([(bytes(name), bytes(value)) for name, value in decoded])
         entries = table.dynamic_entries
-        if len(entries) != length or (entries and entries[0] is not first):
-            self._remembered.clear()
-        elif block and block[0] & _TABLE_CHANGES != 0x20:
-            if len(self._remembered) >= self._remembered_max:
-                self._remembered.clear()
-            self._remembered[block] = headers
+        # A change of the table's size counts though it moves nothing: a field that did not fit may fit from now on.
+        if len(entries) != length or (entries and entries[0] is not first) or (block[:1] and block[0] >> 5 == 1):
+            self._forget()
+        else:
+            size = len(block) + sum(len(name) + len(value) for name, value in decoded)
+            if size <= REMEMBERED_BLOCK_BYTES:
+                most = self._remembered_max
+                if len(self._remembered) >= most or self.remembered_bytes + size > most * REMEMBERED_MEAN_BYTES:
+                    self._forget()
+                self._remembered[block] = headers
+                self.remembered_bytes += size
         return headers
+
+    def _forget(self) -> None:
+        self._remembered.clear()
+        self.remembered_bytes = 0
 
     @property
     def remembered(self) -> int:
