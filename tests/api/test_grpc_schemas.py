@@ -13,7 +13,7 @@ from pydanube.client.client import connect
 from pydanube.core import keys
 from pydanube.core.names import TopicName
 from pydanube.core.schemas.enforcing import TopicSchema
-from pydanube.core.schemas.kinds import Policy
+from pydanube.core.schemas.kinds import SchemaPolicy
 from pydanube.core.schemas.refusals import SchemaRefused
 from pydanube.errors import DanubeError, Unreachable
 from pydanube.ports import SchemaAnswer, SchemaLane
@@ -442,9 +442,9 @@ async def test_a_policy_that_is_set_beside_another_subject_keeps_that_subject(ca
     await calls.register("two", "json", USER)
     await calls.create_topic(schema_subject="one")
     topic = await calls.broker.topics.require(TopicName(TOPIC))
-    two = TopicSchema("two", Policy.WARN, checks_payloads=False)
-    await asyncio.gather(topic.set_schema(two), topic.set_schema_policy(Policy.ENFORCE, checks_payloads=True))
-    assert topic.enforcer.config == TopicSchema("two", Policy.ENFORCE, checks_payloads=True)
+    two = TopicSchema("two", SchemaPolicy.WARN, checks_payloads=False)
+    await asyncio.gather(topic.set_schema(two), topic.set_schema_policy(SchemaPolicy.ENFORCE, checks_payloads=True))
+    assert topic.enforcer.config == TopicSchema("two", SchemaPolicy.ENFORCE, checks_payloads=True)
 
 
 @served()

@@ -58,7 +58,7 @@ def a_session_is_opened_for_every_visit(patch: pytest.MonkeyPatch) -> Tweak:
 
 def a_handle_is_kept(patch: pytest.MonkeyPatch) -> Tweak:
     patch.setattr(TopicProducers, "remove", lambda self, identity, registered: None)
-    exchange(patch, TopicProducers, "_alive", ("del self._producers[identity]", "pass"))
+    exchange(patch, TopicProducers, "_alive", ("self._forget(identity)", "pass"))
     return None
 
 

@@ -121,8 +121,8 @@ def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOUND_BY)
 def test_a_planted_defect_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a checker. First where it was found before; if the code has changed since, wherever it is found, which may take
-    minutes: `python -m tests.sim.find_planted` says what to write into FOUND_BY.
+    """By a checker. First where it was found before; if the code has changed since, wherever it is found, for minutes:
+    `python -m tests.sim.find_planted` says what to write into FOUND_BY.
     """
     tweak = PLANTED[name](monkeypatch)
     found = (seed for seed in (FOUND_BY[name], *range(DEFECT_SEEDS_MAX)) if run_seed(seed, tweak=tweak).violations)

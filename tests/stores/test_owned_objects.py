@@ -158,7 +158,7 @@ def test_an_owned_store_asks_before_its_first_use_and_never_again() -> None:
 def test_nobody_opens_an_owned_store_elsewhere_before_it_is_known_to_be_ours() -> None:
     async def main() -> None:
         class Open(Moody):
-            async def elsewhere(self) -> StoreOpener | None:
+            async def opener(self) -> StoreOpener | None:
                 return lambda: nullcontext(self)
 
         below = Open(Unreachable(URL, "connection refused"))

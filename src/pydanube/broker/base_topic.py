@@ -19,7 +19,7 @@ from pydanube.core import keys
 from pydanube.core.names import ConsumerId, ProducerId, SubscriptionName, TopicName, consumer_id
 from pydanube.core.policies import Delivery, SubscriptionKind, TopicPolicy
 from pydanube.core.schemas.enforcing import TopicSchema
-from pydanube.core.schemas.kinds import Policy, subject_name
+from pydanube.core.schemas.kinds import SchemaPolicy, subject_name
 from pydanube.core.schemas.refusals import SubjectMissing
 from pydanube.errors import LimitReached, NotServed, SchemaMismatch, SubscriptionBusy, SubscriptionUnknown
 from pydanube.ports import Delete, MetadataStore, Put
@@ -114,7 +114,7 @@ class BaseTopic(Generic[Subscribed]):
             self._check_open()
             await self._store_schema(config)
 
-    async def set_schema_policy(self, policy: Policy, *, checks_payloads: bool) -> bool:
+    async def set_schema_policy(self, policy: SchemaPolicy, *, checks_payloads: bool) -> bool:
         """As `set_schema`, for the subject that the topic has then. False: it has none, and nothing was changed."""
         async with self._changing:
             self._check_open()

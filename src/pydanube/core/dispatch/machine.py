@@ -287,7 +287,7 @@ class DispatchMachine(ABC):
                 self.deliveries.clear()
                 self.backlog.forget_all()
                 self.progress.seek(max(offset, self.first_offset))
-                self._unschedule(0, self.progress.next_unacked)
+                self.postponement.forget(0, self.progress.next_unacked)
             case Keyed() | Forgotten():
                 pass  # Key-Shared alone reads keys, and keeps something for consumers that are away
             case _:
