@@ -24,11 +24,13 @@ from pydanube.core.cluster.load import ResourceUsage
 from pydanube.core.history.ownership import Orphan
 from pydanube.core.names import SubscriptionName, TopicName
 from pydanube.core.policies import SubscriptionKind
+from pydanube.core.schemas.kinds import SchemaPolicy
 from pydanube.errors import ConfigError, NotServed
 from pydanube.formats.batch import Envelope
 from pydanube.ports import Delete, Put
 from pydanube.wire._pb.danube import DanubeAdmin_pb2 as admin_pb
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
+from pydanube.wire._pb.danube import SchemaRegistry_pb2 as schema_pb
 from pydanube.wire._pb.pydanube import admin_pb2 as ours
 from pydanube.wire._pb.pydanube import stream_pb2 as stream
 from tests.harness.server_cluster import (
@@ -232,8 +234,16 @@ BOTH = {"topic": TOPIC, "subscription": "s"}
 
 def requests_for_owners(calls: Calls) -> dict[str, tuple[Any, Any]]:
     """One of each, in an order in which a change comes before the question."""
-    admin, own = calls.topics, calls.ours
+    admin, own, schemas = calls.topics, calls.ours, calls.schemas
     return {
+        "ConfigureTopicSchema": (
+            schemas.ConfigureTopicSchema,
+            schema_pb.ConfigureTopicSchemaRequest(topic_name=TOPIC, schema_subject="orders", validation_policy="warn"),
+        ),
+        "UpdateTopicValidationPolicy": (
+            schemas.UpdateTopicValidationPolicy,
+            schema_pb.UpdateTopicValidationPolicyRequest(topic_name=TOPIC, validation_policy="enforce"),
+        ),
         "SetSubscriptionFailurePolicy": (
             admin.SetSubscriptionFailurePolicy,
             admin_pb.SetSubscriptionFailurePolicyRequest(failure_policy=POLICY, **BOTH),
@@ -269,6 +279,7 @@ async def test_any_broker_takes_every_call_about_a_topic_and_its_owner_answers(c
     for _ in range(3):
         await cluster.calls(1).send(producer)
     await cluster.until(lambda: len(reliable(cluster.node(1), NAME).storage.tier.objects) > 0)  # type: ignore[union-attr]
+    await cluster.calls(2).register("orders")
     answers = {}
     requests = requests_for_owners(cluster.calls(2))
     assert {*requests, "StorageVerify"} == {name.rpartition(".")[2] for name in OWNERS}
@@ -281,6 +292,8 @@ async def test_any_broker_takes_every_call_about_a_topic_and_its_owner_answers(c
             assert (await refused(call)).code is StatusCode.NOT_FOUND
         else:
             answers[name] = await call
+    in_force = reliable(cluster.node(1), NAME).enforcer.config
+    assert in_force.subject == "orders" and in_force.policy is SchemaPolicy.ENFORCE
     assert [each.offset for each in answers["PeekTopic"].messages] == [0, 1, 2]
     assert answers["GetSubscriptionLag"].lag.lag_messages == 3
     assert answers["SeekSubscription"].offset == 1 and answers["SetHeartbeat"].heartbeat == "debug"

@@ -16,10 +16,12 @@ from pydanube.api.connections import Admission
 from pydanube.api.grpc.server import GrpcServer
 from pydanube.config.grpc import GrpcConfig
 from pydanube.wire._pb.danube import DanubeApi_pb2 as pb
+from pydanube.wire.grpc.messages import framed
 from pydanube.wire.http2 import frames
+from pydanube.wire.http2.headers import literal
 from pydanube.wire.http2.values import Http2Limits
 from tests.harness.certificates import Authority
-from tests.harness.grpc_wires import Raw
+from tests.harness.grpc_wires import MIB, Raw, headers
 from tests.harness.servers import Calls, refused, serving
 from tests.support import run
 
@@ -32,9 +34,14 @@ class Handlers:
     def __init__(self) -> None:
         self.contexts: list[Any] = []
         self.cancelled = asyncio.Event()
+        self.large_answers = 0
 
     async def echo(self, request: bytes, context: Any) -> bytes:
         return request
+
+    async def large(self, request: bytes, context: Any) -> bytes:
+        self.large_answers += 1
+        return bytes(256 * 1024)
 
     async def told(self, request: bytes, context: Any) -> bytes:
         found = dict(context.invocation_metadata())
@@ -72,7 +79,7 @@ class Handlers:
 
     def generic(self) -> Any:
         unary = grpc.unary_unary_rpc_method_handler
-        methods = {name: unary(getattr(self, name)) for name in ("echo", "told", "fails", "refuses", "hangs")}
+        methods = {name: unary(getattr(self, name)) for name in ("echo", "large", "told", "fails", "refuses", "hangs")}
         methods["counts"] = grpc.unary_stream_rpc_method_handler(self.counts)
         methods["sums"] = grpc.stream_unary_rpc_method_handler(self.sums)
         methods["doubles"] = grpc.stream_stream_rpc_method_handler(self.doubles)
@@ -235,6 +242,50 @@ def test_connections_beyond_the_bound_are_cut_off() -> None:
             writer.close()
 
     with_server("own", body, admission=Admission(2, 256, lambda port: set()))
+
+
+def test_answers_that_a_client_does_not_take_stop_its_calls_and_no_others() -> None:
+    """Small requests, large answers, and a window of nothing: 4,096 of them would be a gigabyte."""
+
+    async def body(served: Served) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        block = b"".join(literal(name.encode(), value.encode()) for name, value in headers("/t.T/large"))
+        writer.write(frames.PREFACE + frames.settings([(frames.INITIAL_WINDOW_SIZE, 0)]))
+        for number in range(200):
+            stream = 2 * number + 1
+            writer.write(frames.headers(stream, block, end=False))
+            writer.write(frames.frame(frames.DATA, frames.END_STREAM, stream, framed(b"x")))
+        await came(lambda: len(served.server.tasks) > 150)
+        assert served.handlers.large_answers < 10
+        assert served.server.unsent.size_bytes < 3 * MIB
+        assert await served.unary("echo")(b"other") == b"other"
+        writer.write(b"".join(frames.window_update(2 * number + 1, 2 * MIB) for number in range(200)))
+        writer.write(frames.window_update(0, 2**30))
+        reading = asyncio.ensure_future(reader.read(-1))
+        await came(lambda: served.handlers.large_answers == 200 and not served.server.tasks)
+        writer.close()
+        await asyncio.gather(reading, return_exceptions=True)
+
+    with_server("own", body)
+
+
+def test_a_connection_whose_tick_fails_does_not_stop_the_clock_of_others() -> None:
+    async def body(served: Served) -> None:
+        class Broken:
+            def tick(self, now: float) -> None:
+                raise RuntimeError("a defect")
+
+            def abort(self) -> None:
+                served.server.forget(self)  # type: ignore[arg-type]
+
+        served.server.connections[Broken()] = None
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        async with asyncio.timeout(10):
+            assert b"no preface" in await reader.read()
+        writer.close()
+        assert not any(isinstance(each, Broken) for each in served.server.connections)
+
+    with_server("own", body, limits=Http2Limits(preface_seconds=0.5))
 
 
 def test_a_peer_that_says_nothing_is_dropped_by_the_clock() -> None:

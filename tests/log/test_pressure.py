@@ -17,12 +17,14 @@ from pydanube.api.admission import Intake
 from pydanube.api.server import OPTIONS, UNREAD_MAX_BYTES
 from pydanube.broker.service import Broker
 from pydanube.config import StorageConfig
+from pydanube.config.grpc import GrpcConfig
 from pydanube.errors import LogBusy
 from pydanube.log.pressure import Pressure
 from pydanube.wire._pb.pydanube import stream_pb2 as pb
 from tests.harness.brokers import KIB, ORDERS, BrokerFixture, find_topic, message, settle, simulated, small_wal
 from tests.harness.peers import Peer, batch_of, server_of
-from tests.harness.servers import Calls, refused, served
+from tests.harness.servers import Calls, refused, served, serving
+from tests.support import run
 
 BOUND = 1024 * KIB
 SWEEP_SECONDS = 2.0
@@ -304,16 +306,24 @@ async def test_a_request_that_would_be_refused_is_not_received_and_is_refused_on
     assert intake.begins()
 
 
-@served()
-async def test_of_a_call_that_nobody_has_looked_at_only_the_beginning_is_received(calls: Calls) -> None:
-    host, port = calls.broker.config.broker.client_addr.rsplit(":", 1)
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))  # no settings of our own
-    length = int.from_bytes(await reader.readexactly(3))
-    kind = (await reader.readexactly(6))[0]
-    settings = dict(struct.iter_unpack(">HI", await reader.readexactly(length)))
-    writer.close()
-    assert kind == 4 and settings[INITIAL_WINDOW_SIZE] == UNREAD_MAX_BYTES
+@pytest.mark.parametrize(("server", "unread_bytes"), [("own", 65_535), ("grpcio", UNREAD_MAX_BYTES)])
+def test_of_a_call_that_nobody_has_looked_at_only_the_beginning_is_received(server: str, unread_bytes: int) -> None:
+    """This much of every call comes unasked. Of a larger one our own server lets the rest come when all calls together
+    have room for it (`Held`; tests/wire/test_grpc_server.py).
+    """
+
+    async def main() -> None:
+        async with serving(grpc_config=GrpcConfig(server=server)) as calls:
+            host, port = calls.servers.client_addr.rsplit(":", 1)
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))  # no settings
+            length = int.from_bytes(await reader.readexactly(3))
+            kind = (await reader.readexactly(6))[0]
+            settings = dict(struct.iter_unpack(">HI", await reader.readexactly(length)))
+            writer.close()
+            assert kind == 4 and settings[INITIAL_WINDOW_SIZE] == unread_bytes
+
+    run(main())
     assert ("grpc.http2.bdp_probe", 0) in OPTIONS, "the probe would announce megabytes later"
 
 

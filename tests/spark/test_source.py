@@ -151,16 +151,16 @@ def test_a_topic_is_a_table_of_sql_with_its_history_and_its_live_end(spark: Spar
     place.send(topic, [os.urandom(50_000) for _ in range(200)])
     place.upload(topic)
     place.send(topic, numbers(0, 5), keys=["late"])
-    spark.sql(f"CREATE TABLE orders USING danube OPTIONS ('service.url' '{place.url}', topic '{topic}')")
+    spark.sql(f"CREATE TABLE in_sql USING danube OPTIONS ('service.url' '{place.url}', topic '{topic}')")
     try:
-        assert spark.sql("SELECT count(*), max(offset) FROM orders").first()[:] == (205, 204)  # type: ignore[index]
-        late = spark.sql("SELECT offset FROM orders WHERE offset >= 202 AND routing_key = 'late'")
+        assert spark.sql("SELECT count(*), max(offset) FROM in_sql").first()[:] == (205, 204)  # type: ignore[index]
+        late = spark.sql("SELECT offset FROM in_sql WHERE offset >= 202 AND routing_key = 'late'")
         assert sorted(row[0] for row in late.collect()) == [202, 203, 204]
         # There is enough for each of the session's two cores.
         assert parallelism_of(spark) == spark.sparkContext.defaultParallelism == 2
-        assert spark.table("orders").rdd.getNumPartitions() == 3  # two of objects, and the tail's in one of their own
+        assert spark.table("in_sql").rdd.getNumPartitions() == 3  # two of objects, and the tail's in one of their own
     finally:
-        spark.sql("DROP TABLE orders")
+        spark.sql("DROP TABLE in_sql")
 
 
 def test_bad_input_is_a_sentence(spark: SparkSession, place: Place) -> None:

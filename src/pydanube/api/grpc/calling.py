@@ -104,12 +104,15 @@ class CallContext:
 
     async def write(self, message: Any) -> None:
         """Waits for the client only if it has not taken what was written before."""
-        grpc, call = self._protocol.grpc, self._call
-        while not grpc.has_room(call):
+        call = self._call
+        await self._room()
+        self._protocol.grpc.write(call, call.method.handler.write(message))
+        self._protocol.flush_soon()
+
+    async def _room(self) -> None:
+        while not self._protocol.grpc.has_room(self._call):
             self._protocol.flush_soon()
             await self._wait()
-        grpc.write(call, call.method.handler.write(message))
-        self._protocol.flush_soon()
 
     async def read(self) -> Any:
         """The next request of a stream of them, or grpc.aio.EOF."""
@@ -214,6 +217,7 @@ class CallContext:
                 protocol.grpc.start(self._call)
                 self.finish(self._code, self._sentence, self._trailing)
             else:
+                await self._room()  # else what a client does not take would grow with each of its calls
                 answer = await handler.behaviour(request, self)
                 if self._code is Code.OK and not self._trailing:
                     protocol.grpc.answer(self._call, handler.write(answer))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
@@ -23,6 +24,8 @@ from pydanube.core.units import MIB
 from pydanube.wire.grpc.calls import CallLimits, Held, ServerMethod
 from pydanube.wire.http2.sending import Unsent
 from pydanube.wire.http2.values import Http2Limits
+
+log = logging.getLogger(__name__)
 
 REQUEST_SIZE_MAX_BYTES: Final = 16 * MIB
 UNSENT_BYTES: Final = 256 * MIB  # queued for the clients of all connections, beyond the share of each
@@ -168,7 +171,11 @@ class GrpcServer:
             await asyncio.sleep(TICK_SECONDS)
             now = loop.time()
             for connection in list(self.connections):
-                connection.tick(now)
+                try:
+                    connection.tick(now)
+                except Exception:
+                    log.exception("a connection's limits of time failed")
+                    connection.abort()
 
 
 def _behaviour(found: Any) -> Any:
