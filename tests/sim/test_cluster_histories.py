@@ -118,8 +118,8 @@ def test_the_same_seed_gives_the_same_history_in_another_process() -> None:
     assert first == second
 
 
-# Their kept seeds became other runs, and new ones are not known yet: a search may take a quarter of an hour.
-HIDDEN = ("retention takes one object too many", "rest beside extend, as it was", "reservation over any revision")
+# Its kept seed became another run, and a new one is not known yet: a search may take a quarter of an hour.
+HIDDEN = ("retention takes one object too many",)
 
 
 @pytest.mark.slow

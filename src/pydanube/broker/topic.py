@@ -300,7 +300,7 @@ class Topic(TopicReader):
         self._reservation.need(rows)
         future = self.log.submit(batch, on_decided)
         if times is not None:
-            future.add_done_callback(partial(self._count_times, times))
+            future.add_done_callback(partial(_forget_refused, self._tally, times))
         self.metrics.messages_in.inc(rows)
         size_bytes = batch.header.uncompressed_length
         self.metrics.bytes_in.inc(size_bytes)
@@ -317,10 +317,6 @@ class Topic(TopicReader):
         if times is not None and not self._tally.admits(times, self._services.clock.time_us(), known):
             raise LimitReached(f"messages scheduled for later in {self.name}", self._tally.count_max)
         return times
-
-    def _count_times(self, times: list[int | None], decided: asyncio.Future[CommitReceipt]) -> None:
-        if not decided.cancelled() and (decided.exception() is not None or decided.result().duplicate):
-            self._tally.forget(times)
 
     async def open_session(self, producer: ProducerId) -> int:
         """A new idempotent session of this producer; older ones are fenced."""
@@ -461,3 +457,9 @@ def _upload_state(topic: Topic) -> tuple[Uploader, UploadState]:
     if upload_state is None:
         raise NotServed(topic.name, "it is about to leave its broker")
     return topic.storage.uploader, upload_state
+
+
+def _forget_refused(tally: ScheduleTally, times: list[int | None], decided: asyncio.Future[CommitReceipt]) -> None:
+    """What was refused, or there already, is not scheduled."""
+    if not decided.cancelled() and (decided.exception() is not None or decided.result().duplicate):
+        tally.forget(times)

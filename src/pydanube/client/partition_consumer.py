@@ -295,14 +295,11 @@ class PartitionConsumer(PartitionHandle):
             self._inbox.account(self)
         self.feed(values.Delivered(delivery))
         if not self._shares:
-            self._receive(ranges)
-
-    def _receive(self, ranges: Sequence[tuple[int, int]]) -> None:
-        if self._received_era != self.machine.era:
-            self._received.clear()  # of before a seek: it comes again, or the subscription is beyond it
-            self._received_era = self.machine.era
-        for first, end in ranges:
-            self._received.add(first, end)
+            if self._received_era != self.machine.era:
+                self._received.clear()  # of before a seek: it comes again, or the subscription is beyond it
+                self._received_era = self.machine.era
+            for first, end in ranges:
+                self._received.add(first, end)
 
     def recalled(self, ranges: tuple[tuple[int, int], ...], seeks: int, taken: int) -> None:
         self.feed(values.Recalled(ranges, seeks, taken))
